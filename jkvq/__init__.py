@@ -1,0 +1,26 @@
+"""Language models in JAX with a paged KV cache.
+
+    import jkvq
+
+    llm = jkvq.load("smollm2-135m")
+    print(jkvq.generate(llm, "Why is the sky blue?", max_new_tokens=64).text)
+"""
+
+from jkvq.errors import UserError
+from jkvq.generate import Generation, Options, Piece, generate, stream
+from jkvq.load import LLM, load
+from jkvq.spec import CacheSpec, SideSpec, parse_spec
+
+__all__ = [
+    "LLM",
+    "CacheSpec",
+    "Generation",
+    "Options",
+    "Piece",
+    "SideSpec",
+    "UserError",
+    "generate",
+    "load",
+    "parse_spec",
+    "stream",
+]

@@ -1,0 +1,64 @@
+"""Text from a stream of tokens, cut at stop strings."""
+
+from collections.abc import Sequence
+
+from jkvq.models.tokenizer import Tokenizer
+
+_UNFINISHED = "\ufffd"  # what the bytes of half a character decode to
+
+
+class TextStream:
+    """Turns the tokens of one sequence into text, piece by piece.
+
+    A piece is held back while it may still be half a character or the beginning of a stop string,
+    so that no piece is ever taken back. The pieces add up to the text.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = ()):
+        self._tokenizer = tokenizer
+        self._stop = [text for text in stop if text]
+        self._tokens: list[int] = []
+        self._context = 0  # where the tokens begin that the next text is decoded with
+        self._decoded = 0  # tokens whose text is in _text
+        self._text = ""
+        self._given = 0
+        self.stopped = False
+
+    def add(self, token: int) -> None:
+        """Takes the next token; ``stopped`` says whether it completed a stop string."""
+        self._tokens.append(token)
+        before = self._tokenizer.decode(self._tokens[self._context : self._decoded])
+        after = self._tokenizer.decode(self._tokens[self._context :])
+        if len(after) > len(before) and not after.endswith(_UNFINISHED):
+            self._append(after[len(before) :])
+            self._context, self._decoded = self._decoded, len(self._tokens)
+
+    def take(self) -> str:
+        """The text that is certain and was not given yet."""
+        return self._give(len(self._text) if self.stopped else len(self._text) - self._held())
+
+    def finish(self) -> str:
+        """The rest, once no token follows."""
+        if not self.stopped:
+            before = self._tokenizer.decode(self._tokens[self._context : self._decoded])
+            self._append(self._tokenizer.decode(self._tokens[self._context :])[len(before) :])
+        return self._give(len(self._text))
+
+    def _append(self, text: str) -> None:
+        start = max(0, len(self._text) - max(map(len, self._stop), default=0))
+        self._text += text
+        cuts = [at for stop in self._stop if (at := self._text.find(stop, start)) >= 0]
+        if cuts:
+            self._text, self.stopped = self._text[: min(cuts)], True
+
+    def _held(self) -> int:
+        """Characters at the end that may begin a stop string."""
+        longest = max((len(stop) - 1 for stop in self._stop), default=0)
+        for size in range(min(longest, len(self._text)), 0, -1):
+            if any(stop.startswith(self._text[-size:]) for stop in self._stop):
+                return size
+        return 0
+
+    def _give(self, end: int) -> str:
+        start, self._given = self._given, max(self._given, end)
+        return self._text[start:end]

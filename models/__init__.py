@@ -1,0 +1,1 @@
+"""Decoder-only language models in Flax: configurations, weights, tokenizers, the forward pass."""

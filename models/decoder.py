@@ -1,0 +1,190 @@
+"""One decoder for every family: a Flax module tree run as a pure function of its parameters.
+
+Parameters are a plain nested dict with one entry per layer, weights as checkpoints hold them,
+[out, in]. The layers are unrolled: a scan over stacked weights would copy each layer's out first.
+"""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from jkvq.attention import Own, attend
+from jkvq.cache import KVCache, Placement, place
+from jkvq.models.config import ModelConfig
+
+Params = dict[str, Any]
+
+
+def _weight(*shape: int) -> nnx.Param:
+    return nnx.Param(jnp.zeros(shape))
+
+
+class Linear(nnx.Module):
+    """y = x W^T + b. Float32 products are exact on every device (no TF32)."""
+
+    def __init__(self, inputs: int, outputs: int, *, bias: bool = False):
+        self.weight = _weight(outputs, inputs)
+        self.bias = _weight(outputs) if bias else None
+
+    def __call__(self, x: Float[Array, "*rows I"]) -> Float[Array, "*rows O"]:
+        y = jnp.einsum("...i,oi->...o", x, self.weight[...], precision=_precision(x))
+        return y if self.bias is None else y + jnp.expand_dims(self.bias[...], range(y.ndim - 1))
+
+
+class RMSNorm(nnx.Module):
+    """x / rms(x) * weight, the mean square taken in float32."""
+
+    def __init__(self, size: int, eps: float):
+        self.weight = _weight(size)
+        self.eps = eps
+
+    def __call__(self, x: Float[Array, "*rows D"]) -> Float[Array, "*rows D"]:
+        wide = x.astype(jnp.float32)
+        wide = wide * jax.lax.rsqrt(jnp.mean(wide * wide, -1, keepdims=True) + self.eps)
+        return wide.astype(x.dtype) * jnp.expand_dims(self.weight[...], range(x.ndim - 1))
+
+
+class Attention(nnx.Module):
+    """Grouped-query attention with rotary positions, over the cache."""
+
+    def __init__(self, config: ModelConfig, layer: int):
+        self.config, self.layer = config, layer
+        queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
+        self.q = Linear(config.width, queries, bias=config.qkv_bias)
+        self.k = Linear(config.width, keys, bias=config.qkv_bias)
+        self.v = Linear(config.width, keys, bias=config.qkv_bias)
+        self.o = Linear(queries, config.width, bias=config.out_bias)
+        self.q_norm = RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else None
+        self.k_norm = RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else None
+
+    def __call__(self, x, rotary, cache: KVCache, at: Placement, own: Own):
+        B, T, _ = x.shape
+        q, k, v = (proj(x).reshape(B, T, -1, self.config.head_dim) for proj in (self.q, self.k, self.v))
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        q, k = rotate(q, *rotary), rotate(k, *rotary)
+        scale = self.config.head_dim**-0.5
+        out, cache = attend(cache, self.layer, q, k, v, at, scale=scale, own=own)
+        return self.o(out.reshape(B, T, -1)), cache
+
+
+class MLP(nnx.Module):
+    """The gated feed-forward block: down(silu(gate(x)) * up(x))."""
+
+    def __init__(self, config: ModelConfig):
+        self.gate = Linear(config.width, config.mlp_width, bias=config.mlp_bias)
+        self.up = Linear(config.width, config.mlp_width, bias=config.mlp_bias)
+        self.down = Linear(config.mlp_width, config.width, bias=config.mlp_bias)
+
+    def __call__(self, x):
+        return self.down(jax.nn.silu(self.gate(x)) * self.up(x))
+
+
+class Layer(nnx.Module):
+    """A pre-norm transformer layer."""
+
+    def __init__(self, config: ModelConfig, index: int):
+        self.attention_norm = RMSNorm(config.width, config.norm_eps)
+        self.attention = Attention(config, index)
+        self.mlp_norm = RMSNorm(config.width, config.norm_eps)
+        self.mlp = MLP(config)
+
+    def __call__(self, x, rotary, cache, at, own):
+        mixed, cache = self.attention(self.attention_norm(x), rotary, cache, at, own)
+        x = x + mixed
+        return x + self.mlp(self.mlp_norm(x)), cache
+
+
+class Decoder(nnx.Module):
+    """Embedding, layers, final norm and output head."""
+
+    def __init__(self, config: ModelConfig):
+        self.config = config
+        self.embedding = _weight(config.vocab, config.width)
+        self.layers = nnx.List([Layer(config, i) for i in range(config.layers)])
+        self.norm = RMSNorm(config.width, config.norm_eps)
+        self.head = None if config.tied else Linear(config.width, config.vocab)
+
+    def __call__(self, tokens, cache: KVCache, count, own: Own):
+        at = place(cache, count, tokens.shape[1])
+        rotary = rotary_angles(self.config, at.position)
+        x = self.embedding[...][tokens]
+        for layer in self.layers:
+            x, cache = layer(x, rotary, cache, at, own)
+        return self.norm(x), dataclasses.replace(cache, length=cache.length + count)
+
+    def logits(self, hidden):
+        weight = self.embedding[...] if self.head is None else self.head.weight[...]
+        return jnp.einsum(
+            "...d,vd->...v",
+            hidden,
+            weight,
+            precision=_precision(hidden),
+            preferred_element_type=jnp.float32,
+        )
+
+
+def rotary_angles(config: ModelConfig, position: Int[Array, "B T"]):
+    """(cos, sin), each float32 [B, T, H/2], of the angle of every rotary pair."""
+    exponent = np.arange(config.head_dim // 2) * 2.0 / config.head_dim
+    frequency = config.rope_theta**-exponent / np.asarray(config.rope_divisors)
+    frequency = jnp.asarray(frequency, jnp.float32)
+    angle = position.astype(jnp.float32)[..., None] * frequency[None, None]
+    return jnp.cos(angle), jnp.sin(angle)
+
+
+def rotate(x: Float[Array, "B T N H"], cos: Float[Array, "B T h"], sin: Float[Array, "B T h"]):
+    """Rotary positions by halves: channels i and i + H/2 are a pair."""
+    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    cos, sin = cos[:, :, None], sin[:, :, None]
+    turned = [first * cos - second * sin, second * cos + first * sin]
+    return jnp.concatenate(turned, axis=-1).astype(x.dtype)
+
+
+def _precision(x: Array) -> str | None:
+    return "highest" if x.dtype == jnp.float32 else None
+
+
+@functools.lru_cache(maxsize=16)
+def _abstract(config: ModelConfig):
+    graph, state = nnx.split(nnx.eval_shape(lambda: Decoder(config)))
+    return graph, nnx.to_pure_dict(state)
+
+
+def abstract_params(config: ModelConfig, dtype) -> Params:
+    """Shapes of every parameter: what a loader must fill."""
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, dtype), _abstract(config)[1])
+
+
+def _bind(config: ModelConfig, params: Params) -> Decoder:
+    return nnx.merge(_abstract(config)[0], nnx.State(params))
+
+
+def forward(
+    config: ModelConfig,
+    params: Params,
+    cache: KVCache,
+    tokens: Int[Array, "B T"],
+    count: Int[Array, " B"],
+    *,
+    own: Own,
+) -> tuple[Float[Array, "B T D"], KVCache]:
+    """Runs T new tokens per sequence; the first ``count[b]`` of row b are real, the rest padding.
+
+    Returns the final hidden states, which ``logits`` turns into scores of the next token, and the
+    cache with the tokens stored.
+    """
+    return _bind(config, params)(tokens, cache, count, own)
+
+
+def logits(
+    config: ModelConfig, params: Params, hidden: Float[Array, "*rows D"]
+) -> Float[Array, "*rows V"]:
+    """Scores of the next token, in float32."""
+    return _bind(config, params).logits(hidden)

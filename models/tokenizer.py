@@ -1,0 +1,73 @@
+"""Text to tokens and back, and the chat template."""
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from jkvq.errors import UserError
+
+# transformers warns on import that it found no PyTorch; only its tokenizers are used here.
+os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+Message = dict[str, str]  # {"role": "user", "content": "..."}
+
+
+@dataclass(frozen=True)
+class Tokenizer:
+    """A tokenizer with the tokens that end a text.
+
+    stop_tokens: every token that the checkpoint says ends generation.
+    """
+
+    hf: "PreTrainedTokenizerFast"
+    stop_tokens: frozenset[int]
+
+    @property
+    def can_chat(self) -> bool:
+        return bool(self.hf.chat_template)
+
+    def encode(self, text: str) -> list[int]:
+        """Tokens of plain text, with the leading token if this model's texts begin with one."""
+        return list(self.hf.encode(text))
+
+    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+        """Tokens of a conversation, up to where the assistant's next message begins."""
+        if not self.can_chat:
+            raise UserError("this model has no chat template; give plain text (--raw, chat=False)")
+        text = self.hf.apply_chat_template(
+            list(messages), tokenize=False, add_generation_prompt=True
+        )
+        return list(self.hf.encode(str(text), add_special_tokens=False))
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Text of tokens, special ones left out."""
+        return str(self.hf.decode(list(tokens), skip_special_tokens=True))
+
+    def save(self, folder: Path) -> None:
+        self.hf.save_pretrained(folder)
+        stops = {"eos_token_id": sorted(self.stop_tokens)}
+        (folder / "generation_config.json").write_text(json.dumps(stops) + "\n")
+
+
+def tokenizer_from_folder(folder: Path) -> Tokenizer:
+    """The tokenizer of a Hugging Face folder."""
+    from transformers import AutoTokenizer  # noqa: PLC0415: a second, and not every path needs it
+
+    try:
+        hf = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"{folder} has no usable tokenizer: {reason}") from None
+    stops = {hf.eos_token_id}
+    for name in ("generation_config.json", "config.json"):
+        path = folder / name
+        if path.exists():
+            ids = json.loads(path.read_text()).get("eos_token_id")
+            stops.update(ids if isinstance(ids, list) else [ids])
+    return Tokenizer(hf, frozenset(stop for stop in stops if stop is not None))

@@ -1,0 +1,24 @@
+"""merge: attention over two disjoint sets of keys from the attention over each.
+
+With lse the log of a segment's softmax denominator, the whole is the average of the parts weighted
+by exp(lse). A segment without keys has lse = -inf and any finite output.
+"""
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+
+def merge(
+    out_a: Float[Array, "*rows H"],
+    lse_a: Float[Array, "*rows"],
+    out_b: Float[Array, "*rows H"],
+    lse_b: Float[Array, "*rows"],
+) -> tuple[Float[Array, "*rows H"], Float[Array, "*rows"]]:
+    """The (out, lse) of both segments together; (0, -inf) where both are empty."""
+    top = jnp.maximum(lse_a, lse_b)
+    base = jnp.where(jnp.isneginf(top), 0.0, top)
+    weight_a, weight_b = jnp.exp(lse_a - base), jnp.exp(lse_b - base)
+    total = weight_a + weight_b
+    safe = jnp.where(total > 0, total, 1.0)
+    out = (weight_a[..., None] * out_a + weight_b[..., None] * out_b) / safe[..., None]
+    return out, jnp.log(total) + base

@@ -1,0 +1,64 @@
+"""paged_attention: attention of query tokens over tokens stored in pages.
+
+out[b, t] = sum_s softmax_s(scale * q[b, t] . k[s]) v[s] over the first length[b, t] stored tokens of
+sequence b, in float32. Decode asks with one query per sequence, prefill with a chunk of them.
+
+The loop runs over blocks of pages with a running softmax and ends at the longest sequence of the
+batch: neither memory nor time grows with the width of the block table.
+"""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+_BLOCK = 512  # tokens per round of the loop
+
+
+def paged_attention(
+    q: Float[Array, "B T N H"],
+    key_pages: Float[Array, "L P K p H"],
+    value_pages: Float[Array, "L P K p H"],
+    layer: int,
+    block_table: Int[Array, "B M"],
+    length: Int[Array, "B T"],
+    *,
+    scale: float,
+) -> tuple[Float[Array, "B T N H"], Float[Array, "B T N"]]:
+    """(out, lse) in float32; a query that sees no token gets (0, -inf).
+
+    Slots at and past ``length``, and pages the block table does not name, may hold anything.
+    """
+    B, T, N, H = q.shape
+    K, p = key_pages.shape[2:4]
+    G = N // K
+    round_pages = max(1, min(_BLOCK // p, block_table.shape[1]))
+    block_table = jnp.pad(block_table, ((0, 0), (0, -block_table.shape[1] % round_pages)))
+    q = q.astype(jnp.float32).reshape(B, T, K, G, H) * scale
+
+    def one_round(i, carry):
+        top, total, acc = carry
+        pages = jax.lax.dynamic_slice_in_dim(block_table, i * round_pages, round_pages, axis=1)
+        token = i * round_pages * p + jnp.arange(round_pages * p)  # [S], S tokens this round
+        visible = token[None, None] < length[..., None]  # [B, T, S]
+
+        def load(side):  # [B, K, S, H]
+            tile = side.at[layer, pages].get(mode="promise_in_bounds").astype(jnp.float32)
+            tile = tile.transpose(0, 2, 1, 3, 4).reshape(B, K, round_pages * p, H)
+            return jnp.where(visible.any(1)[:, None, :, None], tile, 0.0)
+
+        scores = jnp.einsum("btkgh,bksh->btkgs", q, load(key_pages), precision="highest")
+        scores = jnp.where(visible[:, :, None, None], scores, -jnp.inf)
+        new_top = jnp.maximum(top, scores.max(-1))
+        base = jnp.where(jnp.isneginf(new_top), 0.0, new_top)
+        weights = jnp.exp(scores - base[..., None])
+        decay = jnp.exp(top - base)
+        total = total * decay + weights.sum(-1)
+        new = jnp.einsum("btkgs,bksh->btkgh", weights, load(value_pages), precision="highest")
+        return new_top, total, acc * decay[..., None] + new
+
+    rounds = -(-length.max() // (round_pages * p))
+    empty = jnp.full((B, T, K, G), -jnp.inf), jnp.zeros((B, T, K, G)), jnp.zeros((B, T, K, G, H))
+    top, total, acc = jax.lax.fori_loop(0, rounds, one_round, empty)
+    out = acc / jnp.where(total > 0, total, 1.0)[..., None]
+    lse = jnp.log(total) + jnp.where(jnp.isneginf(top), 0.0, top)
+    return out.reshape(B, T, N, H), lse.reshape(B, T, N)
