@@ -1,9 +1,9 @@
 """Language models in JAX with a paged KV cache.
 
-    import jkvq
+import jkvq
 
-    llm = jkvq.load("smollm2-135m")
-    print(jkvq.generate(llm, "Why is the sky blue?", max_new_tokens=64).text)
+llm = jkvq.load("smollm2-135m")
+print(jkvq.generate(llm, "Why is the sky blue?", max_new_tokens=64).text)
 """
 
 from jkvq.errors import UserError

@@ -5,12 +5,12 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Int, UInt
 
 from jkvq.pages import PADDING_PAGE
 from jkvq.spec import CacheSpec, SideSpec
 
-_DTYPES = {16: jnp.bfloat16, 32: jnp.float32}
+_WORDS = {16: jnp.uint16, 32: jnp.uint32}  # see pallas_kernels/words.py
 
 
 class CacheShape(NamedTuple):
@@ -34,8 +34,8 @@ class KVCache:
     stacked on the leading axis, so that one buffer holds them all and is updated in place.
     """
 
-    keys: Float[Array, "L P K p H"]
-    values: Float[Array, "L P K p H"]
+    keys: UInt[Array, "L P K p H"]
+    values: UInt[Array, "L P K p H"]
     block_table: Int[Array, "B M"]
     length: Int[Array, " B"]  # tokens stored
     spec: CacheSpec = field(metadata={"static": True})
@@ -57,7 +57,7 @@ def abstract_pages(spec: CacheSpec, shape: CacheShape, pages: int):
 
     def side(side: SideSpec):
         return jax.ShapeDtypeStruct(
-            (shape.layers, pages, shape.kv_heads, spec.page, shape.head_dim), _DTYPES[side.bits]
+            (shape.layers, pages, shape.kv_heads, spec.page, shape.head_dim), _WORDS[side.bits]
         )
 
     return side(spec.key), side(spec.value)

@@ -1,19 +1,23 @@
-"""How long this process has spent in XLA's compiler."""
+"""How long this process has spent tracing and compiling."""
+
+import time
 
 import jax
 
-_seconds = 0.0
+_spans: list[tuple[float, float]] = []  # (start, seconds), none inside another
 
 
 def compile_seconds() -> float:
-    """Seconds of compilation since jkvq was imported."""
-    return _seconds
+    """Seconds of tracing and compilation since jkvq was imported."""
+    return sum(seconds for _, seconds in _spans)
 
 
-def _listen(event: str, duration: float, **_) -> None:
-    global _seconds  # noqa: PLW0603: a clock is a global thing
+def _listen(event: str, seconds: float, **_) -> None:
     if event.startswith("/jax/core/compile/"):
-        _seconds += duration
+        start = time.perf_counter() - seconds
+        while _spans and _spans[-1][0] >= start:  # happened inside this one
+            _spans.pop()
+        _spans.append((start, seconds))
 
 
 jax.monitoring.register_event_duration_secs_listener(_listen)

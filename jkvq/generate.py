@@ -27,7 +27,9 @@ from jkvq.steps import BURST, Decoding, Drawn, decode_burst, first_token, prefil
 Prompt = str | Sequence[Message] | Sequence[int]
 FinishReason = Literal["stop", "length"]
 
-_CHUNK = 512  # prompt tokens per prefill step; the same in every batch, so that its rounding is
+# Prompt tokens per prefill step. Prompts are cut at multiples of the largest in every batch, so that
+# a text does not depend on its company; what is left is padded to the smallest that holds it.
+_CHUNKS = (32, 128, 512)
 _GROUP = 8  # prompts per prefill step
 _STREAM_BURST = 8  # tokens per launch while somebody watches
 
@@ -133,7 +135,9 @@ class Piece:
 
 
 @overload
-def generate(llm: LLM, prompts: str | Sequence[Message] | Sequence[int], **options: Any) -> Generation: ...
+def generate(
+    llm: LLM, prompts: str | Sequence[Message] | Sequence[int], **options: Any
+) -> Generation: ...
 @overload
 def generate(llm: LLM, prompts: Sequence[Prompt], **options: Any) -> list[Generation]: ...
 def generate(llm: LLM, prompts, **options: Any) -> Generation | list[Generation]:
@@ -261,9 +265,10 @@ class _Batch:
         )
         hidden = jnp.zeros((size, llm.config.width), llm.params["embedding"].dtype)
         longest = max(map(len, tokens))
-        for start in range(0, longest, _CHUNK):
-            chunks = [row[start : start + _CHUNK] for row in tokens]
-            padded = np.zeros((size, _power_of_two(min(longest - start, _CHUNK), 16)), np.int32)
+        for start in range(0, longest, _CHUNKS[-1]):
+            chunks = [row[start : start + _CHUNKS[-1]] for row in tokens]
+            width = next(width for width in _CHUNKS if width >= max(map(len, chunks)))
+            padded = np.zeros((size, width), np.int32)
             count = np.zeros(size, np.int32)
             for row, chunk in enumerate(chunks):
                 padded[row, : len(chunk)], count[row] = chunk, len(chunk)
@@ -417,7 +422,7 @@ def _power_of_two(count: int, least: int = 1) -> int:
     return max(least, 1 << (count - 1).bit_length())
 
 
-def _roomy(count: int) -> int:
-    """Rounded up to 2^k or 3 * 2^k: few different shapes, at most half as much again."""
-    power = _power_of_two(count)
-    return power * 3 // 4 if power >= 4 and count <= power * 3 // 4 else power
+def _roomy(pages: int) -> int:
+    """Rounded up to 2^k or 3 * 2^k, 16 at least: few shapes to compile, little memory unused."""
+    power = _power_of_two(pages, 16)
+    return power * 3 // 4 if 16 < pages <= power * 3 // 4 else power

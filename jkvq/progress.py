@@ -4,7 +4,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
 
 
 def stderr() -> Console:
@@ -12,16 +20,20 @@ def stderr() -> Console:
     return Console(stderr=True)
 
 
+def byte_bar(label: str, total: int):
+    """A bar over ``total`` bytes; advance it through the handle that the context gives."""
+    return _bar(label, total, DownloadColumn())
+
+
+def count_bar(label: str, total: int):
+    """The same over ``total`` things."""
+    return _bar(label, total, MofNCompleteColumn())
+
+
 @contextmanager
-def byte_bar(label: str, total: int) -> Iterator["Bar"]:
-    """A bar over ``total`` bytes; advance it through the yielded handle."""
+def _bar(label: str, total: int, amount: ProgressColumn) -> Iterator["Bar"]:
     console = stderr()
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TimeRemainingColumn(),
-    )
+    columns = (TextColumn("{task.description}"), BarColumn(), amount, TimeRemainingColumn())
     with Progress(
         *columns, console=console, transient=True, disable=not console.is_terminal
     ) as progress:

@@ -106,7 +106,11 @@ def _download(package: str, work: Path) -> Path:
     command += ["--disable-pip-version-check", "--dest", str(wheels), package]
     # pip unpacks into TMPDIR, where `_watched` sees the download grow.
     result = subprocess.run(
-        command, env={**os.environ, "TMPDIR": str(work)}, capture_output=True, text=True, check=False
+        command,
+        env={**os.environ, "TMPDIR": str(work)},
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if result.returncode:
         lines = [line for line in result.stderr.splitlines() if line.startswith("ERROR")]

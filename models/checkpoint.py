@@ -91,7 +91,9 @@ def _fetch_from_hub(hub_id: str) -> Path:
 
     try:
         return Path(
-            snapshot_download(hub_id, allow_patterns=["*.json", "*.safetensors", "*.jinja", "*.model"])
+            snapshot_download(
+                hub_id, allow_patterns=["*.json", "*.safetensors", "*.jinja", "*.model"]
+            )
         )
     except (LocalEntryNotFoundError, HfHubHTTPError, OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]

@@ -65,7 +65,9 @@ class Attention(nnx.Module):
 
     def __call__(self, x, rotary, cache: KVCache, at: Placement, own: Own):
         B, T, _ = x.shape
-        q, k, v = (proj(x).reshape(B, T, -1, self.config.head_dim) for proj in (self.q, self.k, self.v))
+        q, k, v = (
+            proj(x).reshape(B, T, -1, self.config.head_dim) for proj in (self.q, self.k, self.v)
+        )
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         q, k = rotate(q, *rotary), rotate(k, *rotary)

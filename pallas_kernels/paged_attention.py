@@ -9,15 +9,17 @@ batch: neither memory nor time grows with the width of the block table.
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, UInt
+
+from jkvq.pallas_kernels.words import from_words
 
 _BLOCK = 512  # tokens per round of the loop
 
 
 def paged_attention(
     q: Float[Array, "B T N H"],
-    key_pages: Float[Array, "L P K p H"],
-    value_pages: Float[Array, "L P K p H"],
+    key_pages: UInt[Array, "L P K p H"],
+    value_pages: UInt[Array, "L P K p H"],
     layer: int,
     block_table: Int[Array, "B M"],
     length: Int[Array, "B T"],
@@ -42,7 +44,7 @@ def paged_attention(
         visible = token[None, None] < length[..., None]  # [B, T, S]
 
         def load(side):  # [B, K, S, H]
-            tile = side.at[layer, pages].get(mode="promise_in_bounds").astype(jnp.float32)
+            tile = from_words(side.at[layer, pages].get(mode="promise_in_bounds"))
             tile = tile.transpose(0, 2, 1, 3, 4).reshape(B, K, round_pages * p, H)
             return jnp.where(visible.any(1)[:, None, :, None], tile, 0.0)
 

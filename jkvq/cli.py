@@ -1,0 +1,238 @@
+"""The command line. Texts go to stdout, tables too, everything else to stderr."""
+
+import dataclasses
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import jax
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from jkvq.convert import convert as convert_checkpoint
+from jkvq.errors import UserError
+from jkvq.evaluate import first_tokens, perplexity, read_text
+from jkvq.footprint import footprint
+from jkvq.generate import Piece, stream
+from jkvq.load import DEFAULT_CACHE, DEFAULT_MODEL, compute_dtype, load
+from jkvq.memory import format_bytes, free_bytes, parse_bytes
+from jkvq.models.catalog import cache_folder
+from jkvq.models.checkpoint import open_checkpoint
+from jkvq.progress import spinner, stderr
+from jkvq.spec import PRESETS, parse_spec, split_specs
+
+app = typer.Typer(
+    help="Language models in JAX with a paged KV cache.",
+    no_args_is_help=True,
+    pretty_exceptions_show_locals=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+evaluation = typer.Typer(help="Measure a model through its cache.", no_args_is_help=True)
+app.add_typer(evaluation, name="eval")
+
+Model = Annotated[
+    str, typer.Option("--model", "-m", help="Short name, folder, .gguf file or hub id.")
+]
+Cache = Annotated[str, typer.Option(help="How the cache is stored; see `jkvq methods`.")]
+Dtype = Annotated[
+    str | None, typer.Option(help="float32 or bfloat16; by default what is fastest here.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
+
+
+@app.command()
+def generate(
+    prompt: Annotated[str, typer.Argument(help="The prompt; - reads it from stdin.")],
+    model: Model = DEFAULT_MODEL,
+    cache: Cache = DEFAULT_CACHE,
+    chat: Annotated[
+        bool | None,
+        typer.Option(
+            "--chat/--raw",
+            help="Wrap the prompt in the model's chat template, or not.",
+            show_default="chat if the model has a template",
+        ),
+    ] = None,
+    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", "-n")] = 256,
+    temperature: Annotated[float, typer.Option(help="0 takes the most likely token.")] = 0.0,
+    top_k: Annotated[int, typer.Option(help="0 is off.")] = 0,
+    top_p: Annotated[float, typer.Option(help="1 is off.")] = 1.0,
+    min_p: Annotated[float, typer.Option(help="0 is off.")] = 0.0,
+    repetition_penalty: Annotated[float, typer.Option(help="1 is off.")] = 1.0,
+    seed: Annotated[int | None, typer.Option(show_default="a new one each time")] = None,
+    stop: Annotated[list[str] | None, typer.Option(help="Ends the text; may be repeated.")] = None,
+    dtype: Dtype = None,
+    as_json: AsJson = False,
+):
+    """Write on from a prompt."""
+    text = sys.stdin.read() if prompt == "-" else prompt
+    if not text:
+        raise UserError("the prompt is empty: give at least one word")
+    llm = load(model, cache=cache, dtype=dtype)
+    pieces = stream(
+        llm,
+        text,
+        chat=chat,
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        seed=seed,
+        stop=stop or (),
+    )
+    with spinner("Compiling and reading the prompt"):
+        piece = next(pieces)
+    while True:
+        if not as_json:
+            print(piece.text, end="", flush=True)
+        if piece.generation is not None:
+            break
+        piece = next(pieces)
+    _report(piece, model, cache, as_json)
+
+
+def _report(piece: Piece, model: str, cache: str, as_json: bool) -> None:
+    generation = piece.generation
+    assert generation is not None
+    if as_json:
+        _print_json({"model": model, "cache": cache, **dataclasses.asdict(generation)})
+        return
+    print()
+    new, timings = len(generation.tokens), generation.timings
+    rate = f", {(new - 1) / timings.decode:.1f} tokens/s" if new > 1 else ""
+    stderr().print(
+        f"{generation.prompt_tokens} tokens read, {new} written{rate}; "
+        f"{timings.compile:.1f} s of compilation; seed {generation.seed}",
+        style="dim",
+        highlight=False,
+    )
+
+
+@app.command()
+def inspect(
+    model: Model = DEFAULT_MODEL,
+    cache: Cache = DEFAULT_CACHE,
+    context: Annotated[
+        int | None, typer.Option(help="Tokens per sequence.", show_default="the model's")
+    ] = None,
+    batch: Annotated[int, typer.Option(help="Sequences.")] = 1,
+    memory: Annotated[
+        str | None,
+        typer.Option(help="Such as 24GB or 80GiB.", show_default="what is free here"),
+    ] = None,
+    dtype: Dtype = None,
+    as_json: AsJson = False,
+):
+    """Show what a model and its cache take of memory, and how many sequences fit."""
+    spec, compute = parse_spec(cache), compute_dtype(dtype)
+    room = free_bytes() if memory is None else parse_bytes(memory)
+    config = open_checkpoint(model).config
+    context = config.context if context is None else context
+    size = footprint(config, spec, dtype=compute, context=context, batch=batch, memory=room)
+    if as_json:
+        described = {"model": model, "cache": cache, "context": context, "batch": batch}
+        architecture = dataclasses.asdict(config)
+        stored = {"architecture": architecture, "memory": room, **dataclasses.asdict(size)}
+        _print_json(described | stored)
+        return
+    rows = {
+        "architecture": f"{config.family}: {config.layers} layers, width {config.width}, "
+        f"{config.heads} query and {config.kv_heads} KV heads of {config.head_dim}",
+        f"weights, {jax.numpy.dtype(compute).name}": format_bytes(size.weights),
+        "cache per token": f"{size.per_token:,.0f} B, {size.bits_per_element:.2f} bits per element",
+        f"cache per sequence of {context:,}": format_bytes(size.per_sequence),
+        f"cache of {batch:,} sequence(s)": format_bytes(size.cache),
+        "weights and cache": format_bytes(size.total),
+    }
+    if room is not None:
+        rows[f"sequences that fit {format_bytes(room)}"] = f"{size.fits:,}"
+    _print_table(f"{model}, {cache}", ("", ""), rows.items())
+
+
+@app.command()
+def convert(
+    out: Annotated[Path, typer.Option(help="A new folder.")],
+    model: Model = DEFAULT_MODEL,
+    dtype: Dtype = None,
+    as_json: AsJson = False,
+):
+    """Write a model as a checkpoint that loads faster than the original."""
+    seconds, size = convert_checkpoint(model, out, dtype=dtype)
+    if as_json:
+        _print_json({"model": model, "out": str(out), "bytes": size, "seconds": seconds})
+    else:
+        print(f"{model} -> {out}: {format_bytes(size)} in {seconds:.1f} s")
+        print(f'Use it as the model: jkvq generate "Hello" --model {out}')
+
+
+@app.command()
+def methods(as_json: AsJson = False):
+    """List the caches by name, with what they store."""
+    if as_json:
+        listed = {
+            name: {"bits_per_element": preset.spec.bits_per_element, "about": preset.about}
+            for name, preset in PRESETS.items()
+        }
+        _print_json({"methods": listed})
+        return
+    rows = (
+        (name, f"{preset.spec.bits_per_element:g}", preset.about)
+        for name, preset in PRESETS.items()
+    )
+    _print_table("Caches", ("name", "bits per element", "what it stores"), rows)
+
+
+@evaluation.command("ppl")
+def eval_ppl(
+    text: Annotated[Path, typer.Option(help="A text file; .gz is read as it is.")],
+    model: Model = DEFAULT_MODEL,
+    cache: Annotated[str, typer.Option(help="One or more, with commas between.")] = DEFAULT_CACHE,
+    tokens: Annotated[int, typer.Option(help="How many, from the text's beginning.")] = 1024,
+    dtype: Dtype = None,
+    as_json: AsJson = False,
+):
+    """Perplexity of a text's first tokens."""
+    specs, content = split_specs(cache), read_text(text)
+    llm = load(model, dtype=dtype)
+    scored = first_tokens(llm, content, tokens)
+    results = {
+        name: perplexity(dataclasses.replace(llm, spec=spec), scored)
+        for name, spec in specs.items()
+    }
+    if as_json:
+        found = {name: dataclasses.asdict(result) for name, result in results.items()}
+        _print_json({"model": model, "tokens": tokens, "results": found})
+        return
+    rows = ((name, f"{r.ppl:.3f}", f"{r.nll:.4f}") for name, r in results.items())
+    title = f"{model}, first {tokens:,} tokens of {text.name}"
+    _print_table(title, ("cache", "perplexity", "nats per token"), rows)
+
+
+def _print_json(value: dict[str, Any]) -> None:
+    print(json.dumps(value))
+
+
+def _print_table(title: str, header: tuple[str, ...], rows) -> None:
+    table = Table(title=title, title_justify="left", show_header=any(header))
+    for name in header:
+        table.add_column(name)
+    for row in rows:
+        table.add_row(*row)
+    Console().print(table)
+
+
+def main() -> None:
+    """Runs the command line; input that its author can mend ends in one sentence and exit code 2."""
+    compiled = str(cache_folder() / "compiled")
+    if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
+        jax.config.update("jax_compilation_cache_dir", compiled)
+    try:
+        app()
+    except UserError as error:
+        stderr().print(f"jkvq: {error}", style="red", soft_wrap=True, highlight=False, markup=False)
+        sys.exit(2)

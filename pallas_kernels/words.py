@@ -1,0 +1,22 @@
+"""Floats stored as the integer words of the same bits.
+
+Pages hold words, not floats: XLA on CPU widens whole bfloat16 buffers to float32 around a scatter,
+which would copy the cache at every step; integers it leaves alone. The conversion itself is free.
+"""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, UInt
+
+_FLOATS = {jnp.dtype(jnp.uint16): jnp.bfloat16, jnp.dtype(jnp.uint32): jnp.float32}
+
+
+def to_words(x: Float[Array, "*shape"], words) -> UInt[Array, "*shape"]:
+    """``x`` rounded to bfloat16 for words of uint16, to float32 for uint32."""
+    return jax.lax.bitcast_convert_type(x.astype(_FLOATS[jnp.dtype(words)]), words)
+
+
+def from_words(words: UInt[Array, "*shape"]) -> Float[Array, "*shape"]:
+    """The floats, as float32."""
+    floats = jax.lax.bitcast_convert_type(words, _FLOATS[words.dtype])
+    return floats.astype(jnp.float32)
