@@ -227,7 +227,7 @@ def _print_table(title: str, header: tuple[str, ...], rows) -> None:
 
 
 def main() -> None:
-    """Runs the command line; input that its author can mend ends in one sentence and exit code 2."""
+    """Runs the command line; a UserError ends in its sentence and exit code 2."""
     compiled = str(cache_folder() / "compiled")
     if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
         jax.config.update("jax_compilation_cache_dir", compiled)

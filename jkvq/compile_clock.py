@@ -12,12 +12,12 @@ def compile_seconds() -> float:
     return sum(seconds for _, seconds in _spans)
 
 
-def _listen(event: str, seconds: float, **_) -> None:
+def _listen(event: str, duration_secs: float, **kwargs: str | int) -> None:
     if event.startswith("/jax/core/compile/"):
-        start = time.perf_counter() - seconds
+        start = time.perf_counter() - duration_secs
         while _spans and _spans[-1][0] >= start:  # happened inside this one
             _spans.pop()
-        _spans.append((start, seconds))
+        _spans.append((start, duration_secs))
 
 
 jax.monitoring.register_event_duration_secs_listener(_listen)

@@ -31,7 +31,7 @@ def footprint(
     batch: int,
     memory: int | None,
 ) -> Footprint:
-    """The memory of ``batch`` sequences of ``context`` tokens, counted from the arrays allocated."""
+    """The memory of ``batch`` sequences of ``context`` tokens, as it is allocated."""
     if not 1 <= context <= config.context:
         raise UserError(f"context={context}: this model takes 1 to {config.context} tokens")
     if batch < 1:

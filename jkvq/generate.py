@@ -27,8 +27,8 @@ from jkvq.steps import BURST, Decoding, Drawn, decode_burst, first_token, prefil
 Prompt = str | Sequence[Message] | Sequence[int]
 FinishReason = Literal["stop", "length"]
 
-# Prompt tokens per prefill step. Prompts are cut at multiples of the largest in every batch, so that
-# a text does not depend on its company; what is left is padded to the smallest that holds it.
+# Prompt tokens per prefill step. Prompts are cut at multiples of the largest in every batch, so
+# that a text does not depend on its company; the rest is padded to the smallest that holds it.
 _CHUNKS = (32, 128, 512)
 _GROUP = 8  # prompts per prefill step
 _STREAM_BURST = 8  # tokens per launch while somebody watches
@@ -135,11 +135,11 @@ class Piece:
 
 
 @overload
-def generate(
-    llm: LLM, prompts: str | Sequence[Message] | Sequence[int], **options: Any
-) -> Generation: ...
+def generate(llm: LLM, prompts: str, **options: Any) -> Generation: ...
 @overload
-def generate(llm: LLM, prompts: Sequence[Prompt], **options: Any) -> list[Generation]: ...
+def generate(llm: LLM, prompts: list[str], **options: Any) -> list[Generation]: ...
+@overload
+def generate(llm: LLM, prompts: Sequence[Any], **options: Any) -> Generation | list[Generation]: ...
 def generate(llm: LLM, prompts, **options: Any) -> Generation | list[Generation]:
     """Writes on from each prompt.
 

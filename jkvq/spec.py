@@ -41,7 +41,7 @@ class CacheSpec:
                 raise UserError(f"{name} bits={side.bits}: a cache is stored in 16 or 32 bits")
         if not (8 <= self.page <= 1024 and self.page.bit_count() == 1):
             raise UserError(
-                f"page={self.page}: a page holds a power of two of tokens from 8 to 1024; 64 is usual"
+                f"page={self.page}: tokens per page, a power of two from 8 to 1024; 64 is usual"
             )
 
     @property

@@ -84,7 +84,7 @@ def from_hf(config: Mapping[str, Any]) -> ModelConfig:
 def from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, tuple[int, ...]]) -> ModelConfig:
     """The architecture in GGUF metadata and tensor shapes, without the rope_freqs tensor.
 
-    A llama.cpp file keeps Llama 3's rope scaling as a tensor of divisors; the weight loader adds it.
+    A llama.cpp file keeps Llama 3's rope scaling as a tensor of divisors; its reader adds it.
     """
     family = _supported(metadata.get("general.architecture"))
 
@@ -135,7 +135,7 @@ def _supported(family: str | None) -> str:
 
 
 def _hf_context(config: Mapping[str, Any]) -> int:
-    """The model's context, cut to the sliding window if it has one: up to there both are the same."""
+    """The model's context, cut to a sliding window: up to there it attends to everything."""
     window = config.get("sliding_window") if config.get("use_sliding_window", True) else None
     return min(config["max_position_embeddings"], window or math.inf)
 

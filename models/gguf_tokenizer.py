@@ -62,7 +62,7 @@ _WHOLE_WORDS_FIRST = ("llama-bpe", "tekken")  # a word in the vocabulary is not 
 
 def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
     """The tokenizer that the ``tokenizer.*`` metadata describes."""
-    from transformers import PreTrainedTokenizerFast  # noqa: PLC0415: takes a second
+    from transformers import PreTrainedTokenizerFast  # noqa: PLC0415 (takes a second)
 
     ggml = {
         key.removeprefix("tokenizer.ggml."): value

@@ -57,7 +57,7 @@ class Tokenizer:
 
 def tokenizer_from_folder(folder: Path) -> Tokenizer:
     """The tokenizer of a Hugging Face folder."""
-    from transformers import AutoTokenizer  # noqa: PLC0415: a second, and not every path needs it
+    from transformers import AutoTokenizer  # noqa: PLC0415 (takes a second)
 
     try:
         hf = AutoTokenizer.from_pretrained(folder, local_files_only=True)

@@ -1,7 +1,7 @@
 """paged_attention: attention of query tokens over tokens stored in pages.
 
-out[b, t] = sum_s softmax_s(scale * q[b, t] . k[s]) v[s] over the first length[b, t] stored tokens of
-sequence b, in float32. Decode asks with one query per sequence, prefill with a chunk of them.
+out[b, t] = sum_s softmax_s(scale * q[b, t] . k[s]) v[s] over the first length[b, t] stored tokens
+of sequence b, in float32. Decode asks with one query per sequence, prefill with a chunk of them.
 
 The loop runs over blocks of pages with a running softmax and ends at the longest sequence of the
 batch: neither memory nor time grows with the width of the block table.
