@@ -8,7 +8,7 @@ print(jkvq.generate(llm, "Why is the sky blue?", max_new_tokens=64).text)
 
 from jkvq.errors import UserError
 from jkvq.generate import Generation, Options, Piece, generate, stream
-from jkvq.load import LLM, load
+from jkvq.llm import LLM, load
 from jkvq.spec import CacheSpec, SideSpec, parse_spec
 
 __all__ = [

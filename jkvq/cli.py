@@ -17,7 +17,7 @@ from jkvq.errors import UserError
 from jkvq.evaluate import first_tokens, perplexity, read_text
 from jkvq.footprint import footprint
 from jkvq.generate import Piece, stream
-from jkvq.load import DEFAULT_CACHE, DEFAULT_MODEL, compute_dtype, load
+from jkvq.llm import DEFAULT_CACHE, DEFAULT_MODEL, compute_dtype, load
 from jkvq.memory import format_bytes, free_bytes, parse_bytes
 from jkvq.models.catalog import cache_folder
 from jkvq.models.checkpoint import open_checkpoint

@@ -3,7 +3,7 @@
 import time
 from pathlib import Path
 
-from jkvq.load import compute_dtype
+from jkvq.llm import compute_dtype
 from jkvq.models.checkpoint import open_checkpoint
 from jkvq.models.converted_folder import require_vacant, write_converted
 from jkvq.progress import spinner

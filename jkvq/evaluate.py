@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, Int
 
 from jkvq.cache import KVCache, empty_cache, pages_for
 from jkvq.errors import UserError
-from jkvq.load import LLM
+from jkvq.llm import LLM
 from jkvq.models.config import ModelConfig
 from jkvq.models.decoder import Params, forward, logits
 from jkvq.progress import count_bar

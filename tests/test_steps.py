@@ -1,0 +1,108 @@
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jkvq.cache import empty_cache
+from jkvq.sampling import SamplerArrays, Sampling
+from jkvq.spec import PRESETS, parse_spec
+from jkvq.steps import BURST, Decoding, decode_burst, prefill_chunk
+from tests.tiny import CONFIG, EOS, tiny_llm
+
+PAGES, COLUMNS = 4099, 8
+
+
+def _state(rows: int, **changes) -> Decoding:
+    fields = {
+        "token": jnp.arange(rows, dtype=jnp.int32) + 65,
+        "made": jnp.ones(rows, jnp.int32),
+        "budget": jnp.full(rows, 100),
+        "active": jnp.ones(rows, bool),
+        "failed": jnp.zeros(rows, bool),
+        "seen": jnp.zeros((rows, CONFIG.vocab), bool),
+        "stop_tokens": jnp.array([EOS, -1]),
+        "sampler": SamplerArrays.stack([Sampling()] * rows),
+    }
+    return Decoding(**(fields | changes))
+
+
+def _cache(cache: str, rows: int, pages: int = PAGES):
+    table = 1 + jnp.arange(rows * COLUMNS, dtype=jnp.int32).reshape(rows, COLUMNS)
+    return empty_cache(parse_spec(cache), CONFIG.cache_shape, pages, table)
+
+
+# What may stand on a cache-sized array: these pass it on or update it in place.
+IN_PLACE = r"parameter|get-tuple-element|bitcast|scatter|dynamic-update-slice|fusion"
+
+
+def _large_results(compiled, least: int) -> list[str]:
+    """Instructions, those inside fusions too, with a result of ``least`` elements or more."""
+    found = []
+    for line in compiled.as_text().splitlines():
+        match = re.match(r"\s*(?:ROOT )?%?\S+ = \w+\[([\d,]+)\]\S* ([\w-]+)\(", line)
+        if match and np.prod([int(size) for size in match[1].split(",")]) >= least:
+            found.append(match[2])
+    return found
+
+
+def _temporary_bytes(compiled) -> int:
+    analysis = compiled.memory_analysis()
+    assert analysis is not None
+    return analysis.temp_size_in_bytes
+
+
+def _lowered(step: str, cache: str, pages: int = PAGES):
+    stored = _cache(cache, 2, pages)
+    params = tiny_llm().params
+    if step == "decode":
+        return decode_burst.lower(CONFIG, params, stored, _state(2), jnp.int32(4))
+    tokens, count = jnp.zeros((2, 32), jnp.int32), jnp.array([32, 7])
+    last = jnp.zeros((2, CONFIG.width))
+    return prefill_chunk.lower(CONFIG, params, stored, tokens, count, last)
+
+
+@pytest.mark.parametrize("cache", [f"{name},page=8" for name in PRESETS])
+@pytest.mark.parametrize("step", ["prefill", "decode"])
+def test_compiled_step_makes_no_copy_of_the_cache(step, cache):
+    compiled = _lowered(step, cache).compile()
+    side = _cache(cache, 2).keys
+    results = _large_results(compiled, side.size)
+    assert results
+    assert [op for op in results if not re.fullmatch(IN_PLACE, op)] == []
+    # What it needs besides its arguments does not grow with the cache either.
+    double = _lowered(step, cache, 2 * PAGES).compile()
+    assert _temporary_bytes(double) - _temporary_bytes(compiled) < side.nbytes / 10
+
+
+def test_compiled_step_check_would_see_a_copy():
+    side = _cache("f32,page=8", 2).keys
+    copying = jax.jit(lambda x: (x.at[0, 0].set(jnp.uint32(1)), x)).lower(side).compile()
+    assert "copy" in _large_results(copying, side.size)
+
+
+def test_decode_burst_ends_when_all_sequences_have():
+    llm = tiny_llm()
+    state = _state(2, budget=jnp.array([3, 5]))
+    cache, state, drawn = decode_burst(
+        CONFIG, llm.params, _cache("f32,page=8", 2, 64), state, jnp.int32(BURST)
+    )
+    assert state.made.tolist() == [3, 5]
+    assert not state.active.any()
+    assert cache.length.tolist() == [2, 4]  # the last token drawn is never stored
+    assert (drawn.tokens[:, 4:] == 0).all()
+
+
+def test_decode_burst_marks_scores_that_are_not_numbers():
+    llm = tiny_llm()
+    params = {**llm.params, "norm": {"weight": jnp.full(CONFIG.width, jnp.nan)}}
+    _, state, _ = decode_burst(
+        CONFIG,
+        params,
+        _cache("f32,page=8", 2, 64),
+        _state(2, active=jnp.array([True, False])),
+        jnp.int32(4),
+    )
+    assert state.failed.tolist() == [True, False]
+    assert not state.active.any()
