@@ -16,4 +16,4 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """The end of a sentence about an unknown name: the closest known ones, or all of them."""
     known = list(known)
     close = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
-    return f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(known)}"
+    return f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(known)}."

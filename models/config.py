@@ -52,6 +52,13 @@ class ModelConfig:
 
 def from_hf(config: Mapping[str, Any]) -> ModelConfig:
     """The architecture of a Hugging Face ``config.json``."""
+    try:
+        return _from_hf(config)
+    except KeyError as error:
+        raise UserError(f"config.json has no {error}, which a model needs") from None
+
+
+def _from_hf(config: Mapping[str, Any]) -> ModelConfig:
     family = _supported(config.get("model_type"))
     activation = config.get("hidden_act", "silu")
     if activation != "silu":
@@ -87,6 +94,8 @@ def from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, tuple[int, ...]
     A llama.cpp file keeps Llama 3's rope scaling as a tensor of divisors; its reader adds it.
     """
     family = _supported(metadata.get("general.architecture"))
+    if "token_embd.weight" not in tensors:
+        raise UserError("the GGUF file has no tensor 'token_embd.weight'")
 
     def get(key: str, default: Any = None):
         value = metadata.get(f"{family}.{key}", default)
@@ -136,7 +145,8 @@ def _supported(family: str | None) -> str:
 
 def _hf_context(config: Mapping[str, Any]) -> int:
     """The model's context, cut to a sliding window: up to there it attends to everything."""
-    window = config.get("sliding_window") if config.get("use_sliding_window", True) else None
+    always = config["model_type"] not in ("qwen2", "qwen3")  # those use a window only when told to
+    window = config.get("sliding_window") if config.get("use_sliding_window", always) else None
     return min(config["max_position_embeddings"], window or math.inf)
 
 
@@ -146,7 +156,7 @@ def _rope_divisors(
     """What each of the H / 2 rotary frequencies is divided by under a scaling rule."""
     kind = rope.get("rope_type") or rope.get("type") or "default"
     half = head_dim // 2
-    if rope.get("partial_rotary_factor", 1.0) != 1.0:
+    if {**config, **rope}.get("partial_rotary_factor") not in (None, 1, 1.0):
         raise UserError("partial rotary embedding is not supported")
     if kind == "default":
         return (1.0,) * half

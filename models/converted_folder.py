@@ -46,8 +46,8 @@ class ConvertedFolder:
         try:
             with spinner("Loading weights"), ocp.Checkpointer(_handler()) as checkpointer:
                 return checkpointer.restore(_params(self.folder), args=restore)
-        except (OSError, ValueError, KeyError) as error:
-            reason = str(error).splitlines()[0][:200]
+        except Exception as error:  # Orbax and tensorstore raise many kinds
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
             raise UserError(f"{self.folder} is damaged ({reason}); convert again") from None
 
     def tokenizer(self) -> Tokenizer:

@@ -4,6 +4,7 @@ The gguf package reads headers too, but takes 10 s for a vocabulary of 150,000 t
 fraction of one. Its tables of types and sizes are used here.
 """
 
+import os
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,6 +70,7 @@ class _Reader:
 
     def __init__(self, file: BinaryIO):
         self.file = file
+        self.size = os.fstat(file.fileno()).st_size
 
     def header(self) -> Header:
         if self.file.read(4) != b"GGUF":
@@ -91,10 +93,9 @@ class _Reader:
         return struct.unpack(layout, self._bytes(struct.calcsize(layout)))[0]
 
     def _bytes(self, count: int) -> bytes:
-        data = self.file.read(count)
-        if len(data) != count:
+        if count > self.size - self.file.tell():
             raise EOFError
-        return data
+        return self.file.read(count)
 
     def _string(self) -> str:
         return self._bytes(self._unpack("<Q")).decode("utf-8", errors="replace")

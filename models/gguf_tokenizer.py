@@ -81,7 +81,8 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
         return None if index is None else tokens[index]
 
     bos = token("bos")
-    if bos is not None and ggml.get("add_bos_token", kind == "llama"):
+    begins = kind == "llama" or ggml.get("pre") in ("llama-bpe", "tekken")  # unless the file says
+    if bos is not None and ggml.get("add_bos_token", begins):
         backend.post_processor = processors.TemplateProcessing(
             single=f"{bos} $A",
             pair=f"{bos} $A {bos} $B",

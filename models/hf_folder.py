@@ -47,6 +47,8 @@ class HFFolder:
     def _read(self, name: str) -> np.ndarray:
         # Opened per tensor: pages of a mapped file count as memory until it is closed.
         with _open(self._files[name]) as file:
+            if name not in file.keys():  # noqa: SIM118 (not a dict)
+                raise KeyError(name)
             return file.get_tensor(name)
 
 

@@ -1,5 +1,6 @@
 from pathlib import Path
 
+import hypothesis
 import jax
 import pytest
 
@@ -7,6 +8,8 @@ import jkvq
 from jkvq.models.catalog import IndexUnavailable, cached_file, fetch_from_index
 from tests.tiny import tiny_llm
 
+hypothesis.settings.register_profile("jkvq", deadline=None)  # the first example compiles
+hypothesis.settings.load_profile("jkvq")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 

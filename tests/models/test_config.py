@@ -1,0 +1,213 @@
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jkvq import UserError
+from jkvq.models.config import FAMILIES, ModelConfig, from_gguf, from_hf
+
+from .helpers import LLAMA3_ROPE, config_dict
+
+LLAMA31_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 500000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+GGUF_TENSORS = {"token_embd.weight": (97, 64), "output.weight": (97, 64)}
+
+
+def gguf_metadata(**changes) -> dict[str, Any]:
+    """The metadata of a small llama; a change to None removes a field."""
+    fields = {
+        "block_count": 2,
+        "context_length": 256,
+        "embedding_length": 64,
+        "feed_forward_length": 96,
+        "attention.head_count": 4,
+        "attention.head_count_kv": 2,
+        "attention.layer_norm_rms_epsilon": 0.01,
+        **{key.replace("__", "."): value for key, value in changes.items()},
+    }
+    known = {f"llama.{key}": value for key, value in fields.items() if value is not None}
+    return {"general.architecture": "llama", **known}
+
+
+def test_from_hf_when_fields_are_left_out():
+    config = config_dict()
+    del config["num_key_value_heads"]
+    assert from_hf(config) == ModelConfig(
+        family="llama",
+        layers=2,
+        width=64,
+        mlp_width=96,
+        heads=4,
+        kv_heads=4,
+        head_dim=16,
+        vocab=97,
+        context=256,
+        norm_eps=0.01,
+        rope_theta=10000.0,
+        rope_divisors=(1.0,) * 8,
+    )
+
+
+def test_from_gguf_when_fields_are_left_out():
+    assert from_gguf(gguf_metadata(attention__head_count_kv=None), GGUF_TENSORS) == ModelConfig(
+        family="llama",
+        layers=2,
+        width=64,
+        mlp_width=96,
+        heads=4,
+        kv_heads=4,
+        head_dim=16,
+        vocab=97,
+        context=256,
+        norm_eps=0.01,
+        rope_theta=10000.0,
+        rope_divisors=(1.0,) * 8,
+    )
+
+
+@pytest.mark.parametrize("family", ["gemma3", None])
+def test_unsupported_architecture_names_the_supported_ones(family):
+    listed = f"'{family}'.*{', '.join(FAMILIES)}"
+    with pytest.raises(UserError, match=listed):
+        from_hf({**config_dict(), "model_type": family})
+    with pytest.raises(UserError, match=listed):
+        from_gguf({**gguf_metadata(), "general.architecture": family}, GGUF_TENSORS)
+
+
+def test_hidden_act_is_refused_when_not_silu():
+    with pytest.raises(UserError, match=r"hidden_act='gelu'.*'silu'"):
+        from_hf({**config_dict(), "hidden_act": "gelu"})
+
+
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "rope_theta": 10000.0}},
+        {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}},
+        {"rope_scaling": {"type": "yarn", "factor": 4.0}},
+    ],
+)
+def test_rope_scaling_is_refused_when_unknown(rope):
+    with pytest.raises(UserError, match=r"'yarn'.*supported: default, linear, llama3"):
+        from_hf({**config_dict(), **rope})
+
+
+def test_rope_scaling_is_refused_when_unknown_in_gguf():
+    metadata = gguf_metadata(rope__scaling__type="yarn", rope__scaling__factor=4.0)
+    with pytest.raises(UserError, match=r"'yarn'.*supported: default, linear, llama3"):
+        from_gguf(metadata, GGUF_TENSORS)
+
+
+@pytest.mark.parametrize(
+    "partial",
+    [
+        {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}},
+        {"partial_rotary_factor": 0.5},  # where it stood before transformers 5
+    ],
+)
+def test_partial_rotary_is_refused(partial):
+    with pytest.raises(UserError, match="partial rotary"):
+        from_hf({**config_dict(), **partial})
+
+
+def test_partial_rotary_is_refused_in_gguf():
+    with pytest.raises(UserError, match=r"dimension_count=8: partial rotary .*head_dim 16"):
+        from_gguf(gguf_metadata(rope__dimension_count=8), GGUF_TENSORS)
+
+
+def test_missing_field_is_named():
+    config = config_dict()
+    del config["hidden_size"]
+    with pytest.raises(UserError, match="hidden_size"):
+        from_hf(config)
+
+
+def test_missing_field_is_named_in_gguf():
+    with pytest.raises(UserError, match=r"llama\.block_count"):
+        from_gguf(gguf_metadata(block_count=None), GGUF_TENSORS)
+
+
+def test_missing_embedding_is_named_in_gguf():
+    with pytest.raises(UserError, match=r"token_embd\.weight"):
+        from_gguf(gguf_metadata(), {"output.weight": (97, 64)})
+
+
+@pytest.mark.parametrize(
+    ("changes", "context"),
+    [
+        ({}, 256),
+        ({"sliding_window": 100}, 100),
+        ({"sliding_window": 1000}, 256),
+        ({"sliding_window": None}, 256),
+        ({"sliding_window": 100, "use_sliding_window": True}, 100),
+        ({"sliding_window": 100, "use_sliding_window": False}, 256),
+        ({"model_type": "qwen2", "sliding_window": 100}, 256),  # qwen only uses it when told to
+    ],
+)
+def test_context_is_cut_to_a_sliding_window_in_use(changes, context):
+    assert from_hf({**config_dict(), **changes}).context == context
+
+
+@pytest.mark.parametrize(("window", "context"), [(None, 256), (100, 100), (1000, 256)])
+def test_context_is_cut_to_a_sliding_window_in_gguf(window, context):
+    metadata = gguf_metadata(attention__sliding_window=window)
+    assert from_gguf(metadata, GGUF_TENSORS).context == context
+
+
+@pytest.mark.parametrize("rope", [LLAMA3_ROPE, LLAMA31_ROPE], ids=["small", "llama-3.1"])
+@pytest.mark.parametrize("head_dim", [16, 128])
+def test_llama3_frequencies_equal_transformers(rope, head_dim):
+    frequency, config = frequencies(rope, head_dim)
+    wavelength = 2 * math.pi * config.rope_theta ** (np.arange(head_dim // 2) * 2 / head_dim)
+    original = rope["original_max_position_embeddings"]
+    kept, slowed = wavelength < original / 4, wavelength > original
+    assert kept.any() and slowed.any() and not (kept | slowed).all()  # each branch of the rule
+    np.testing.assert_allclose(frequency, inverse_frequencies(rope, head_dim), rtol=1e-5)
+
+
+def test_linear_frequencies_equal_transformers():
+    rope = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
+    frequency, _ = frequencies(rope, 16)
+    np.testing.assert_allclose(frequency, inverse_frequencies(rope, 16), rtol=1e-5)
+
+
+def frequencies(rope, head_dim: int) -> tuple[np.ndarray, ModelConfig]:
+    config = from_hf({**config_dict(), "head_dim": head_dim, "rope_parameters": rope})
+    exponent = np.arange(head_dim // 2) * 2 / head_dim
+    return config.rope_theta**-exponent / np.asarray(config.rope_divisors), config
+
+
+def inverse_frequencies(rope, head_dim: int) -> np.ndarray:
+    pytest.importorskip("torch")
+    from transformers import LlamaConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    config = LlamaConfig(
+        hidden_size=64, num_attention_heads=4, head_dim=head_dim, rope_parameters=dict(rope)
+    )
+    inverse, factor = ROPE_INIT_FUNCTIONS[rope["rope_type"]](config)
+    assert factor == 1.0
+    return inverse.numpy()
+
+
+def test_rope_is_the_same_when_spelt_as_before_transformers_5():
+    scaling = {key: value for key, value in LLAMA31_ROPE.items() if key != "rope_theta"}
+    old = {**config_dict(), "rope_theta": 500000.0, "rope_scaling": scaling}
+    assert from_hf(old) == from_hf({**config_dict(), "rope_parameters": LLAMA31_ROPE})
+
+
+def test_heads_are_refused_when_they_do_not_share_evenly():
+    with pytest.raises(UserError, match="4 query heads do not share 3 KV heads"):
+        from_hf({**config_dict(), "num_key_value_heads": 3})
+
+
+def test_head_dim_is_refused_when_odd():
+    with pytest.raises(UserError, match="head_dim=15"):
+        from_hf({**config_dict(), "head_dim": 15})
