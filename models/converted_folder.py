@@ -47,7 +47,7 @@ class ConvertedFolder:
             with spinner("Loading weights"), ocp.Checkpointer(_handler()) as checkpointer:
                 return checkpointer.restore(_params(self.folder), args=restore)
         except Exception as error:  # Orbax and tensorstore raise many kinds
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+            reason = str(error.__cause__ or error).strip().splitlines()[0][:200]
             raise UserError(f"{self.folder} is damaged ({reason}); convert again") from None
 
     def tokenizer(self) -> Tokenizer:

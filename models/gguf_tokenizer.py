@@ -103,7 +103,7 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
 
 def _byte_level(ggml: Mapping[str, Any]) -> Backend:
     """Byte-level BPE, as GPT-2 and its heirs have it."""
-    pre = ggml.get("pre", "gpt-2")
+    pre = ggml.get("pre", "none given")
     if pre not in _SPLITS:
         raise UserError(
             f"GGUF pre-tokenizer '{pre}' is not supported; supported: {', '.join(_SPLITS)}"
