@@ -6,21 +6,25 @@ llm = jkvq.load("smollm2-135m")
 print(jkvq.generate(llm, "Why is the sky blue?", max_new_tokens=64).text)
 """
 
+from jkvq.basis import Calibration, SideCalibration
 from jkvq.errors import UserError
 from jkvq.generate import Generation, Options, Piece, generate, stream
-from jkvq.llm import LLM, load
+from jkvq.llm import LLM, load, with_cache
 from jkvq.spec import CacheSpec, SideSpec, parse_spec
 
 __all__ = [
     "LLM",
     "CacheSpec",
+    "Calibration",
     "Generation",
     "Options",
     "Piece",
+    "SideCalibration",
     "SideSpec",
     "UserError",
     "generate",
     "load",
     "parse_spec",
     "stream",
+    "with_cache",
 ]

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jkvq.cache import KVCache, empty_cache, page_bytes, pages_for
+from jkvq.cache import KVCache, empty_cache, pages_for, stored_bytes
 from jkvq.errors import UserError
 from jkvq.llm import LLM
 from jkvq.memory import format_bytes, free_bytes
@@ -25,12 +25,10 @@ class Batch:
 
     def __init__(self, llm: LLM, tokens: list[list[int]], budgets: list[int]):
         self.rows = power_of_two(len(tokens))
-        need = [
-            pages_for(len(row) + budget, llm.spec)
-            for row, budget in zip(tokens, budgets, strict=True)
-        ]
-        pages = _pool_pages(llm, need)
+        lengths = [len(row) + budget for row, budget in zip(tokens, budgets, strict=True)]
+        pages = _pool_pages(llm, lengths, self.rows)
         allocator = PageAllocator(pages)
+        need = [pages_for(length, llm.spec) for length in lengths]
         self._table = np.full((self.rows, _roomy(max(need))), PADDING_PAGE, np.int32)
         for row, count in enumerate(need):
             self._table[row, :count] = allocator.allocate(count)
@@ -48,19 +46,17 @@ class Batch:
             hidden = self._prefill_group(llm, rows, [tokens[row] for row in rows])
             last = last.at[np.asarray(rows)].set(hidden[: len(rows)])
             lengths[rows] = [len(tokens[row]) for row in rows]
-        self.cache = dataclasses.replace(
-            self.cache, block_table=jnp.asarray(self._table), length=jnp.asarray(lengths)
-        )
+        self._select(np.arange(self.rows), self._table, lengths)
         return last
 
     def _prefill_group(self, llm: LLM, rows: list[int], tokens: list[list[int]]) -> jax.Array:
-        """Runs prompts of about the same length, chunk by chunk, on their rows of the table."""
+        """Runs prompts of about the same length, chunk by chunk, on their rows of the cache."""
         size = power_of_two(len(rows))
         table = np.full((size, self._table.shape[1]), PADDING_PAGE, np.int32)
         table[: len(rows)] = self._table[rows]
-        cache = dataclasses.replace(
-            self.cache, block_table=jnp.asarray(table), length=jnp.zeros(size, jnp.int32)
-        )
+        row = np.full(size, self.rows, np.int32)  # past the end for padding
+        row[: len(rows)] = rows
+        self._select(row, table, np.zeros(size, np.int32))
         hidden = jnp.zeros((size, llm.config.width), llm.params["embedding"].dtype)
         longest = max(map(len, tokens))
         for start in range(0, longest, _CHUNKS[-1]):
@@ -68,34 +64,48 @@ class Batch:
             width = next(width for width in _CHUNKS if width >= max(map(len, chunks)))
             padded = np.zeros((size, width), np.int32)
             count = np.zeros(size, np.int32)
-            for row, chunk in enumerate(chunks):
-                padded[row, : len(chunk)], count[row] = chunk, len(chunk)
-            cache, hidden = prefill_chunk(
-                llm.config, llm.params, cache, jnp.asarray(padded), jnp.asarray(count), hidden
+            for at, chunk in enumerate(chunks):
+                padded[at, : len(chunk)], count[at] = chunk, len(chunk)
+            self.cache, hidden = prefill_chunk(
+                llm.config, llm.params, llm.basis, self.cache, padded, count, hidden
             )
-        self.cache = cache
         return hidden
 
-
-def _pool_pages(llm: LLM, need: list[int]) -> int:
-    """Pages to allocate for sequences that need so many each; refuses what does not fit."""
-    total = sum(need)
-    if llm.pool_tokens is not None:
-        room, what = llm.pool_tokens // llm.spec.page, f"the pool of {llm.pool_tokens} tokens"
-    else:
-        free, each = free_bytes(), page_bytes(llm.spec, llm.config.cache_shape)
-        room = math.inf if free is None else max(0, int(0.9 * free) // each - 1)
-        what = "the free memory" if free is None else f"{format_bytes(free)} of free memory"
-    if total > room:
-        fit = int(np.searchsorted(np.cumsum(sorted(need)), room, side="right"))
-        page, each = llm.spec.page, page_bytes(llm.spec, llm.config.cache_shape)
-        raise UserError(
-            f"{len(need)} sequence(s) of up to {max(need) * page} tokens, prompt and answer, need "
-            f"{format_bytes(total * each)} of cache, and {what} has room for {int(room) * page} "
-            f"tokens: {fit} of them would fit; give fewer or shorter prompts, or a smaller "
-            "max_new_tokens"
+    def _select(self, row: np.ndarray, table: np.ndarray, length: np.ndarray) -> None:
+        """Turns the cache to some of its sequences."""
+        self.cache = dataclasses.replace(
+            self.cache,
+            row=jnp.asarray(row, jnp.int32),
+            block_table=jnp.asarray(table),
+            length=jnp.asarray(length),
         )
-    return 1 + int(min(_roomy(total), room))
+
+
+def _pool_pages(llm: LLM, lengths: list[int], rows: int) -> int:
+    """Pages to allocate for sequences of these lengths; refuses what does not fit."""
+    spec, shape = llm.spec, llm.config.cache_shape
+    need = [pages_for(length, spec) for length in lengths]
+    page = stored_bytes(spec, shape, 1, 0)
+    window = stored_bytes(spec, shape, 0, 1)
+    if llm.pool_tokens is not None:
+        room = llm.pool_tokens // spec.page * page
+        what = f"the pool of {llm.pool_tokens} tokens"
+        cost = [-(-length // spec.page) * page for length in lengths]  # the pool counts tokens
+    else:
+        free = free_bytes()
+        room = math.inf if free is None else 0.9 * free - page - (rows - len(need)) * window
+        what = "the free memory" if free is None else f"{format_bytes(free)} of free memory"
+        cost = [pages * page + window for pages in need]
+    if sum(cost) > room:
+        fit = int(np.searchsorted(np.cumsum(sorted(cost)), room, side="right"))
+        raise UserError(
+            f"{len(need)} sequence(s) of up to {max(lengths)} tokens, prompt and answer, need "
+            f"{format_bytes(sum(cost))} of cache, and {what} has room for "
+            f"{format_bytes(max(room, 0))}: {fit} of them would fit; give fewer or shorter "
+            "prompts, or a smaller max_new_tokens"
+        )
+    spare = math.inf if room == math.inf else (room - sum(cost)) // page
+    return 1 + int(min(_roomy(sum(need)), sum(need) + spare))
 
 
 def power_of_two(count: int, least: int = 1) -> int:
@@ -105,5 +115,5 @@ def power_of_two(count: int, least: int = 1) -> int:
 
 def _roomy(pages: int) -> int:
     """Rounded up to 2^k or 3 * 2^k, 16 at least: few shapes to compile, little memory unused."""
-    power = power_of_two(pages, 16)
+    power = power_of_two(max(pages, 1), 16)
     return power * 3 // 4 if 16 < pages <= power * 3 // 4 else power

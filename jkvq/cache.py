@@ -1,28 +1,40 @@
 """The paged KV cache: a pytree that every step takes, updates in place and returns."""
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Int, UInt
 
+from jkvq.cache_shape import CacheShape
+from jkvq.codecs import stored
 from jkvq.pages import PADDING_PAGE
+from jkvq.pallas_kernels.packed import Packed
 from jkvq.spec import CacheSpec, SideSpec
 
-_WORDS = {16: jnp.uint16, 32: jnp.uint32}  # see pallas_kernels/words.py
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Windows:
+    """The exact tokens of every sequence: its first ``sink``, then a ring of ``recent + page``."""
+
+    key: UInt[Array, "L R W K H"]
+    value: UInt[Array, "L R W K H"]
 
 
-class CacheShape(NamedTuple):
-    """What a model asks of its cache, whatever the spec."""
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Stack:
+    """The storage of the layers that share a spec, stacked on the leading axis.
 
-    layers: int  # L
-    kv_heads: int  # K
-    head_dim: int  # H
+    One buffer holds a kind of array of all layers, and is updated in place.
+    """
 
-    @property
-    def elements_per_token(self) -> int:
-        return 2 * self.layers * self.kv_heads * self.head_dim
+    key: Packed
+    value: Packed
+    windows: Windows | None
 
 
 @jax.tree_util.register_dataclass
@@ -30,46 +42,77 @@ class CacheShape(NamedTuple):
 class KVCache:
     """Keys and values of a batch of sequences, in pages of a shared pool.
 
-    Token t of sequence b lies in page ``block_table[b, t // p]``, slot ``t % p``. Layers are
-    stacked on the leading axis, so that one buffer holds them all and is updated in place.
+    Packed token i of sequence b lies in page ``block_table[b, i // p]``, slot ``i % p``; packed
+    tokens are counted from the end of the sink. Everything else follows from ``length``.
     """
 
-    keys: UInt[Array, "L P K p H"]
-    values: UInt[Array, "L P K p H"]
+    stacks: tuple[Stack, ...]  # of the coded layers and of the exact ones, as far as there are any
     block_table: Int[Array, "B M"]
+    row: Int[Array, " B"]  # of the windows; past the end for padding
     length: Int[Array, " B"]  # tokens stored
     spec: CacheSpec = field(metadata={"static": True})
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class Placement:
-    """Where the T new tokens of each sequence go; padding goes to the padding page."""
+class Home(NamedTuple):
+    """Where a layer is stored."""
 
-    position: Int[Array, "B T"]  # in the sequence
-    page: Int[Array, "B T"]
-    slot: Int[Array, "B T"]
-    count: Int[Array, " B"]  # tokens that are not padding, at the front
+    stack: int
+    layer: int  # in the stack
 
 
-def abstract_pages(spec: CacheSpec, shape: CacheShape, pages: int):
-    """Shapes and dtypes of the stored arrays (keys, values): what ``empty_cache`` allocates."""
+def home(spec: CacheSpec, layer: int) -> Home:
+    """Where a layer is stored: exact layers have a stack of their own, the last."""
+    exact = sorted(spec.exact_layers)
+    if layer in exact:
+        return Home(-1, exact.index(layer))
+    return Home(0, layer - sum(other < layer for other in exact))
 
-    def side(side: SideSpec):
-        return jax.ShapeDtypeStruct(
-            (shape.layers, pages, shape.kv_heads, spec.page, shape.head_dim), _WORDS[side.bits]
+
+def abstract_stacks(spec: CacheSpec, shape: CacheShape, pages: int, rows: int) -> tuple[Stack, ...]:
+    """Shapes and dtypes of everything stored: what ``empty_cache`` allocates."""
+    exact = len(spec.exact_layers)
+    parts = [(spec.without_exact_layers, shape.layers - exact), (spec.exact, exact)]
+    return tuple(
+        _abstract_stack(part, shape._replace(layers=layers), pages, rows)
+        for part, layers in parts
+        if layers
+    )
+
+
+def _abstract_stack(spec: CacheSpec, shape: CacheShape, pages: int, rows: int) -> Stack:
+    L, K, H = shape
+
+    def packed(side: SideSpec) -> Packed:
+        kept = stored(side, H)
+        return Packed(
+            _abstract((L, pages, K, spec.page, kept.codes), kept.dtype),
+            _abstract((L, pages, K, kept.params, spec.page), np.uint16) if kept.params else None,
+            _abstract((L, pages, spec.page), kept.centroid) if kept.centroid else None,
         )
 
-    return side(spec.key), side(spec.value)
+    def window(side: SideSpec):
+        words = np.uint32 if side.bits == 32 else np.uint16
+        slots = spec.sink + spec.recent + spec.page
+        return _abstract((L, rows, slots, K, H), words)
+
+    windows = Windows(window(spec.key), window(spec.value)) if spec.windowed else None
+    return Stack(packed(spec.key), packed(spec.value), windows)
 
 
-def page_bytes(spec: CacheSpec, shape: CacheShape) -> int:
-    """Bytes of one page over all layers, keys and values."""
-    return sum(side.size * side.dtype.itemsize for side in abstract_pages(spec, shape, 1))
+def _abstract(shape: tuple[int, ...], dtype) -> Any:
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+def stored_bytes(spec: CacheSpec, shape: CacheShape, pages: int, rows: int) -> int:
+    """Bytes of ``pages`` pages and the windows of ``rows`` sequences, over all layers."""
+    leaves = jax.tree.leaves(abstract_stacks(spec, shape, pages, rows))
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
 
 
 def pages_for(tokens: int, spec: CacheSpec) -> int:
-    """Pages that hold ``tokens`` tokens of one sequence."""
+    """Pages that one sequence of ``tokens`` tokens needs."""
+    if spec.windowed and not spec.exact_layers:
+        return spec.packed(tokens) // spec.page
     return -(-tokens // spec.page)
 
 
@@ -77,18 +120,36 @@ def empty_cache(
     spec: CacheSpec, shape: CacheShape, pages: int, block_table: Int[Array, "B M"]
 ) -> KVCache:
     """A cache of ``pages`` pages, the padding page among them, that stores nothing yet."""
-    keys, values = (
-        jnp.zeros(side.shape, side.dtype) for side in abstract_pages(spec, shape, pages)
+    rows = block_table.shape[0]
+    stacks = jax.tree.map(
+        lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), abstract_stacks(spec, shape, pages, rows)
     )
-    length = jnp.zeros(block_table.shape[:1], jnp.int32)
-    return KVCache(keys, values, block_table, length, spec)
+    row = jnp.arange(rows, dtype=jnp.int32)
+    return KVCache(stacks, block_table, row, jnp.zeros(rows, jnp.int32), spec)
 
 
-def place(cache: KVCache, count: Int[Array, " B"], width: int) -> Placement:
-    """Where the next ``count`` tokens of each sequence go, in arrays of ``width`` tokens."""
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Chunk:
+    """T new tokens of each sequence; the first ``count`` of a row are real, the rest padding."""
+
+    position: Int[Array, "B T"]  # in the sequence
+    count: Int[Array, " B"]
+
+    @property
+    def real(self):
+        return jnp.arange(self.position.shape[1])[None] < self.count[:, None]
+
+
+def next_chunk(cache: KVCache, count: Int[Array, " B"], width: int) -> Chunk:
+    """The next ``count`` tokens of each sequence, in arrays of ``width`` tokens."""
     offset = jnp.arange(width, dtype=jnp.int32)[None, :]
-    position = cache.length[:, None] + offset
-    column = jnp.minimum(position // cache.spec.page, cache.block_table.shape[1] - 1)
+    return Chunk(cache.length[:, None] + offset, count)
+
+
+def page_of(cache: KVCache, index: Int[Array, "B T"], real) -> tuple[Array, Array]:
+    """(page, slot) of packed tokens by their index; the padding page where they are not real."""
+    p = cache.spec.page
+    column = jnp.clip(index // p, 0, cache.block_table.shape[1] - 1)
     page = jnp.take_along_axis(cache.block_table, column, axis=1)
-    page = jnp.where(offset < count[:, None], page, PADDING_PAGE)
-    return Placement(position, page, position % cache.spec.page, count)
+    return jnp.where(real, page, PADDING_PAGE), jnp.maximum(index, 0) % p

@@ -12,12 +12,13 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from jkvq.cache_shape import CacheShape
 from jkvq.convert import convert as convert_checkpoint
 from jkvq.errors import UserError
 from jkvq.evaluate import first_tokens, perplexity, read_text
-from jkvq.footprint import footprint
+from jkvq.footprint import bits_per_element, footprint
 from jkvq.generate import Piece, stream
-from jkvq.llm import DEFAULT_CACHE, DEFAULT_MODEL, compute_dtype, load
+from jkvq.llm import DEFAULT_CACHE, DEFAULT_MODEL, checked_basis, compute_dtype, load, with_cache
 from jkvq.memory import format_bytes, free_bytes, parse_bytes
 from jkvq.models.catalog import cache_folder
 from jkvq.models.checkpoint import open_checkpoint
@@ -144,8 +145,10 @@ def inspect(
         "architecture": f"{config.family}: {config.layers} layers, width {config.width}, "
         f"{config.heads} query and {config.kv_heads} KV heads of {config.head_dim}",
         f"weights, {jax.numpy.dtype(compute).name}": format_bytes(size.weights),
-        "cache per token": f"{size.per_token:,.0f} B, {size.bits_per_element:.2f} bits per element",
-        f"cache per sequence of {context:,}": format_bytes(size.per_sequence),
+        "cache per packed token": f"{size.per_packed_token:,.0f} B",
+        "16-bit window per sequence": format_bytes(size.window),
+        f"cache per sequence of {context:,}": f"{format_bytes(size.per_sequence)}, "
+        f"{size.bits_per_element:.2f} bits per element",
         f"cache of {batch:,} sequence(s)": format_bytes(size.cache),
         "weights and cache": format_bytes(size.total),
     }
@@ -171,20 +174,37 @@ def convert(
 
 
 @app.command()
-def methods(as_json: AsJson = False):
+def methods(
+    head_dim: Annotated[int, typer.Option(help="Channels per head.")] = 128,
+    context: Annotated[int, typer.Option(help="Tokens per sequence.")] = 131072,
+    as_json: AsJson = False,
+):
     """List the caches by name, with what they store."""
-    if as_json:
-        listed = {
-            name: {"bits_per_element": preset.spec.bits_per_element, "about": preset.about}
-            for name, preset in PRESETS.items()
+    shape, listed = CacheShape(1, 1, head_dim), {}
+    for name, preset in PRESETS.items():
+        try:
+            preset.spec.check(1, head_dim)
+        except UserError:  # not for heads of this size
+            continue
+        listed[name] = {
+            "bits_per_element": bits_per_element(preset.spec, shape, context),
+            "calibrated": preset.spec.key.calibrated or preset.spec.value.calibrated,
+            "about": preset.about,
         }
-        _print_json({"methods": listed})
+    if as_json:
+        _print_json({"head_dim": head_dim, "context": context, "methods": listed})
         return
     rows = (
-        (name, f"{preset.spec.bits_per_element:g}", preset.about)
-        for name, preset in PRESETS.items()
+        (
+            name,
+            f"{found['bits_per_element']:.3f}",
+            "yes" if found["calibrated"] else "",
+            found["about"],
+        )
+        for name, found in listed.items()
     )
-    _print_table("Caches", ("name", "bits per element", "what it stores"), rows)
+    title = f"Caches; bits per element for heads of {head_dim} at {context:,} tokens"
+    _print_table(title, ("name", "bits", "calibrated", "what it stores"), rows)
 
 
 @evaluation.command("ppl")
@@ -199,11 +219,10 @@ def eval_ppl(
     """Perplexity of a text's first tokens."""
     specs, content = split_specs(cache), read_text(text)
     llm = load(model, dtype=dtype)
+    for spec in specs.values():
+        checked_basis(llm.config, spec, None)
     scored = first_tokens(llm, content, tokens)
-    results = {
-        name: perplexity(dataclasses.replace(llm, spec=spec), scored)
-        for name, spec in specs.items()
-    }
+    results = {name: perplexity(with_cache(llm, spec), scored) for name, spec in specs.items()}
     if as_json:
         found = {name: dataclasses.asdict(result) for name, result in results.items()}
         _print_json({"model": model, "tokens": tokens, "results": found})

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from jkvq.basis import Basis
 from jkvq.cache import KVCache, empty_cache, pages_for
 from jkvq.errors import UserError
 from jkvq.llm import LLM
@@ -37,7 +38,7 @@ def perplexity(llm: LLM, tokens: list[int]) -> Perplexity:
             f"{len(tokens)} tokens: from 2 to the model's context of {llm.config.context} are "
             "scored at once"
         )
-    pages = pages_for(len(tokens), llm.spec)
+    pages = max(1, pages_for(len(tokens), llm.spec))
     table = jnp.arange(1, pages + 1, dtype=jnp.int32)[None]
     cache = empty_cache(llm.spec, llm.config.cache_shape, pages + 1, table)
     total = 0.0
@@ -48,7 +49,7 @@ def perplexity(llm: LLM, tokens: list[int]) -> Perplexity:
             inputs, targets = np.zeros((2, 1, _CHUNK), np.int32)
             inputs[0, :count], targets[0, : len(chunk) - 1] = chunk[:count], chunk[1:]
             cache, losses = _score(
-                llm.config, llm.params, cache, inputs, targets, jnp.asarray([count])
+                llm.config, llm.params, llm.basis, cache, inputs, targets, jnp.asarray([count])
             )
             total += float(np.asarray(losses, np.float64)[0, : len(chunk) - 1].sum())
             bar.advance(count)
@@ -65,13 +66,14 @@ def perplexity(llm: LLM, tokens: list[int]) -> Perplexity:
 def _score(
     config: ModelConfig,
     params: Params,
+    basis: Basis,
     cache: KVCache,
     tokens: Int[Array, "B T"],
     targets: Int[Array, "B T"],
     count: Int[Array, " B"],
 ) -> tuple[KVCache, Float[Array, "B T"]]:
     """Negative log-likelihood of each target."""
-    hidden, cache = forward(config, params, cache, tokens, count, own="stored")
+    hidden, cache = forward(config, params, basis, cache, tokens, count, own="stored")
     scores = logits(config, params, hidden)
     chosen = jnp.take_along_axis(scores, targets[..., None], axis=-1)[..., 0]
     return cache, jax.nn.logsumexp(scores, axis=-1) - chosen

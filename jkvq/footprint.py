@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from jkvq.cache import page_bytes, pages_for
+from jkvq.cache import pages_for, stored_bytes
+from jkvq.cache_shape import CacheShape
 from jkvq.errors import UserError
 from jkvq.llm import weight_bytes
 from jkvq.models.config import ModelConfig
@@ -14,9 +15,10 @@ class Footprint:
     """Bytes, unless a name says otherwise."""
 
     weights: int
-    per_token: float  # over all layers, keys and values
-    bits_per_element: float
+    per_packed_token: float  # over all layers, keys and values
+    window: int  # of each sequence, beside its pages
     per_sequence: int  # of the stated context, in whole pages
+    bits_per_element: float  # of such a sequence: everything stored counts
     cache: int  # of the whole batch
     total: int
     fits: int | None  # sequences beside the weights in the stated memory
@@ -36,17 +38,30 @@ def footprint(
         raise UserError(f"context={context}: this model takes 1 to {config.context} tokens")
     if batch < 1:
         raise UserError(f"batch={batch}: at least 1 is needed")
-    page = page_bytes(spec, config.cache_shape)
-    weights, sequence = weight_bytes(config, dtype), pages_for(context, spec) * page
-    per_token = page / spec.page
-    padding = page  # one page takes the writes of padding
-    room = None if memory is None else max(0, memory - weights - padding)
+    shape = config.cache_shape
+    spec.check(shape.layers, shape.head_dim)
+    page, window = stored_bytes(spec, shape, 1, 0), stored_bytes(spec, shape, 0, 1)
+    sequence = sequence_bytes(spec, shape, context)
+    weights = weight_bytes(config, dtype)
+    cache = batch * sequence + page  # one page takes the writes of padding
+    room = None if memory is None else max(0, memory - weights - page)
     return Footprint(
         weights=weights,
-        per_token=per_token,
-        bits_per_element=8 * per_token / config.cache_shape.elements_per_token,
+        per_packed_token=page / spec.page,
+        window=window,
         per_sequence=sequence,
-        cache=batch * sequence + padding,
-        total=weights + batch * sequence + padding,
+        bits_per_element=bits_per_element(spec, shape, context),
+        cache=cache,
+        total=weights + cache,
         fits=None if room is None else room // sequence,
     )
+
+
+def sequence_bytes(spec: CacheSpec, shape: CacheShape, context: int) -> int:
+    """Everything stored for one sequence of ``context`` tokens."""
+    return stored_bytes(spec, shape, pages_for(context, spec), 1)
+
+
+def bits_per_element(spec: CacheSpec, shape: CacheShape, context: int) -> float:
+    """Stored bits over the numbers they stand for: codes, scales, indices and windows."""
+    return 8 * sequence_bytes(spec, shape, context) / (context * shape.elements_per_token)

@@ -1,16 +1,19 @@
 """A model together with the cache it runs with."""
 
+import dataclasses
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 
+from jkvq.basis import Basis, Calibration, make_basis
 from jkvq.errors import UserError, nearest
 from jkvq.memory import format_bytes, free_bytes
 from jkvq.models.checkpoint import Checkpoint, open_checkpoint
 from jkvq.models.config import ModelConfig
 from jkvq.models.decoder import Params, abstract_params
+from jkvq.models.fold import fold_values
 from jkvq.models.tokenizer import Tokenizer
 from jkvq.spec import CacheSpec, parse_spec
 
@@ -23,6 +26,7 @@ _DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 class LLM:
     """A model ready to run.
 
+    config, params: of the model with the cache's value basis folded into it.
     pool_tokens: the most tokens that one call may keep in the cache; None leaves it to the free
         memory.
     """
@@ -32,6 +36,7 @@ class LLM:
     params: Params = field(repr=False)
     tokenizer: Tokenizer = field(repr=False)
     spec: CacheSpec
+    basis: Basis = field(repr=False)
     pool_tokens: int | None = None
 
 
@@ -39,6 +44,7 @@ def load(
     model: str | Path = DEFAULT_MODEL,
     *,
     cache: str | CacheSpec = DEFAULT_CACHE,
+    calibration: Calibration | None = None,
     dtype: str | None = None,
     pool_tokens: int | None = None,
 ) -> LLM:
@@ -47,6 +53,7 @@ def load(
     Args:
         model: a short name (``smollm2-135m``), a folder, a ``.gguf`` file or a hub id.
         cache: how keys and values are stored; `jkvq methods` lists the names.
+        calibration: what the cache needs to know of the model, if it needs anything.
         dtype: ``float32`` or ``bfloat16``; by default what the device computes fastest in.
         pool_tokens: the most tokens that one call may keep in the cache.
     """
@@ -55,11 +62,27 @@ def load(
         raise UserError(f"pool_tokens={pool_tokens}: at least 1 is needed")
     compute = compute_dtype(dtype)
     checkpoint = open_checkpoint(model)
+    basis = checked_basis(checkpoint.config, spec, calibration)
     _require_memory(checkpoint, compute)
-    tokenizer = checkpoint.tokenizer()
-    return LLM(
-        str(model), checkpoint.config, checkpoint.params(compute), tokenizer, spec, pool_tokens
-    )
+    tokenizer, params = checkpoint.tokenizer(), checkpoint.params(compute)
+    config, params, basis = fold_values(checkpoint.config, params, basis)
+    return LLM(str(model), config, params, tokenizer, spec, basis, pool_tokens)
+
+
+def with_cache(llm: LLM, cache: str | CacheSpec, calibration: Calibration | None = None) -> LLM:
+    """The same model with another cache; ``llm`` must have one that folds nothing, as ``bf16``."""
+    spec = parse_spec(cache) if isinstance(cache, str) else cache
+    if llm.spec.value.rotation != "none" or llm.spec.value.center:
+        raise UserError("this model's weights are folded for its cache: load it with cache='bf16'")
+    basis = checked_basis(llm.config, spec, calibration)
+    config, params, basis = fold_values(llm.config, llm.params, basis)
+    return dataclasses.replace(llm, config=config, params=params, spec=spec, basis=basis)
+
+
+def checked_basis(config: ModelConfig, spec: CacheSpec, calibration: Calibration | None) -> Basis:
+    """The basis of a spec for a model; refuses a spec that the model cannot have."""
+    spec.check(config.layers, config.head_dim)
+    return make_basis(spec, config.cache_shape, calibration)
 
 
 def compute_dtype(name: str | None):

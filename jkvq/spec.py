@@ -1,52 +1,161 @@
 """The cache spec: every way of storing keys and values is a value of one frozen dataclass.
 
-A user writes a spec as text, a preset's name with optional overrides: ``bf16`` or
-``bf16,page=128``.
+A user writes a spec as text, a preset's name with optional overrides: ``saw-int4`` or
+``jkvq-int2,page=128,value.bits=3,exact_layers=0+1``.
 """
 
 import dataclasses
+import re
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, Literal
 
 from jkvq.errors import UserError, nearest
+from jkvq.pallas_kernels.packing import packed_bytes
+
+CALIBRATED_ROTATIONS = ("oscar", "hessian")
+ROTATIONS = (
+    *("none", "bdr16", "bdr32", "bdr64", "bdr128", "saw", "hadamard", "random"),
+    *CALIBRATED_ROTATIONS,
+)
+_BITS = {"float": (16, 32), "affine": (2, 3, 4, 8), "lloyd": (1, 2, 3, 4, 5, 6, 7, 8)}
 
 
 @dataclass(frozen=True)
 class SideSpec:
     """How one side of the cache, keys or values, is stored.
 
-    bits: per element; 16 is bfloat16, 32 is float32.
+    bits: per code; for the codec "float" 16 is bfloat16 and 32 float32.
+    codec: "float"; "affine" (scale and lo for each group); "lloyd" (norm and Lloyd-Max levels).
+    group: channels that share a scale and lo; None is the whole head.
+    center: subtract the mean of a calibration text.
+    rotation: of the channels of a head. "bdr16" ... "bdr128" are block Hadamard; "saw" is that of
+        the largest order up to 128, "hadamard" that of the whole head, "random" a seeded one;
+        "oscar" and "hessian" come from calibration.
+    clip: the quantile of a head's magnitudes at which they are clamped; 1 is off.
+    step: "min-max" levels, or a step "fitted" to each group and stretched.
+    centroids: code the difference to the nearest of so many k-means centroids; 0 is off.
+    allocation: "uniform" widths, or more bits for the rotary "blocks" that matter more.
     """
 
     bits: int
+    codec: Literal["float", "affine", "lloyd"] = "affine"
+    group: int | None = None
+    center: bool = False
+    rotation: str = "none"
+    clip: float = 1.0
+    step: Literal["min-max", "fitted"] = "min-max"
+    centroids: int = 0
+    allocation: Literal["uniform", "blocks"] = "uniform"
+
+    def __post_init__(self):
+        def require(good: bool, name: str, allowed: object):
+            if not good:
+                raise UserError(f"{name}={getattr(self, name)}: allowed: {allowed}")
+
+        require(self.codec in _BITS, "codec", ", ".join(_BITS))
+        allowed = ", ".join(map(str, _BITS[self.codec]))
+        require(self.bits in _BITS[self.codec], "bits", f"{allowed} for codec {self.codec}")
+        require(self.rotation in ROTATIONS, "rotation", ", ".join(ROTATIONS))
+        require(0.5 <= self.clip <= 1, "clip", "0.5 to 1 (off)")
+        require(self.group is None or self.group >= 32, "group", "32 or more, or none")
+        require(self.step in ("min-max", "fitted"), "step", "min-max, fitted")
+        require(0 <= self.centroids <= 65536, "centroids", "0 (off) to 65536")
+        require(self.allocation in ("uniform", "blocks"), "allocation", "uniform, blocks")
+        affine = self.codec == "affine"
+        require(affine or self.group is None, "group", "only with codec affine")
+        require(affine or self.clip == 1, "clip", "only with codec affine")
+        require(affine or self.step == "min-max", "step", "only with codec affine")
+        require(affine or self.centroids == 0, "centroids", "only with codec affine")
+        blocks = self.allocation == "blocks"
+        require(self.codec == "lloyd" or not blocks, "allocation", "blocks only with codec lloyd")
+        require(not blocks or self.rotation == "random", "rotation", "random with blocks")
 
     @property
-    def bits_per_element(self) -> float:
-        return float(self.bits)
+    def calibrated(self) -> bool:
+        """Whether it needs a calibration."""
+        needs = (self.rotation in CALIBRATED_ROTATIONS, self.center, self.centroids > 0)
+        return any(needs) or self.allocation == "blocks"
+
+
+EXACT = SideSpec(bits=16, codec="float")
 
 
 @dataclass(frozen=True)
 class CacheSpec:
     """How a KV cache is stored.
 
+    sink, recent: the first and the most recent tokens, which stay in 16 bits. Older ones are packed
+        a page at a time, so that up to a page more than ``recent`` stay exact.
     page: tokens per page, a power of two. Pages are the unit in which memory is handed out.
+    exact_layers: layers that are stored in 16 bits.
     """
 
     key: SideSpec
     value: SideSpec
+    sink: int = 0
+    recent: int = 0
     page: int = 64
+    exact_layers: tuple[int, ...] = ()
 
     def __post_init__(self):
-        for name, side in (("key", self.key), ("value", self.value)):
-            if side.bits not in (16, 32):
-                raise UserError(f"{name} bits={side.bits}: a cache is stored in 16 or 32 bits")
         if not (8 <= self.page <= 1024 and self.page.bit_count() == 1):
             raise UserError(
                 f"page={self.page}: tokens per page, a power of two from 8 to 1024; 64 is usual"
             )
+        if self.sink < 0 or self.recent < 0 or (self.sink > 0 and self.recent == 0):
+            raise UserError(f"sink={self.sink}, recent={self.recent}: both 0, or recent at least 1")
+        if self.value.allocation == "blocks":
+            raise UserError("value.allocation=blocks: only keys have rotary blocks")
 
     @property
-    def bits_per_element(self) -> float:
-        return (self.key.bits_per_element + self.value.bits_per_element) / 2
+    def windowed(self) -> bool:
+        return self.recent > 0
+
+    def packed(self, length):
+        """How many of ``length`` tokens, a number or an array, are packed."""
+        if not self.windowed:
+            return length
+        pages = (length - self.sink - self.recent) // self.page
+        return (pages + abs(pages)) // 2 * self.page  # at least 0
+
+    def of_layer(self, layer: int) -> "CacheSpec":
+        """The spec of one layer."""
+        return self.exact if layer in self.exact_layers else self.without_exact_layers
+
+    @property
+    def exact(self) -> "CacheSpec":
+        """The spec of the exact layers."""
+        return CacheSpec(EXACT, EXACT, page=self.page)
+
+    @property
+    def without_exact_layers(self) -> "CacheSpec":
+        return dataclasses.replace(self, exact_layers=())
+
+    def check(self, layers: int, head_dim: int) -> None:
+        """Refuses a spec that a model with so many layers and channels per head cannot have."""
+        for layer in self.exact_layers:
+            if not 0 <= layer < layers:
+                raise UserError(f"exact_layers={layer}: this model has layers 0 to {layers - 1}")
+        for name, side in (("key", self.key), ("value", self.value)):
+            _check_side(name, side, head_dim)
+
+
+def _check_side(name: str, side: SideSpec, head_dim: int) -> None:
+    def refuse(what: str, use: str):
+        raise UserError(f"head_dim={head_dim}: {name} {what}; use {use}")
+
+    if side.rotation.startswith("bdr") and head_dim % int(side.rotation[3:]):
+        refuse(f"rotation {side.rotation} needs a multiple of {side.rotation[3:]}", "rotation=saw")
+    if side.rotation in ("hadamard", "oscar") and head_dim.bit_count() != 1:
+        refuse(f"rotation {side.rotation} needs a power of two", "rotation=none or saw")
+    if head_dim % (side.group or head_dim):
+        refuse(f"group {side.group} does not divide it", "a group that does")
+    if side.codec != "float":
+        try:
+            packed_bytes(head_dim, side.bits)
+        except ValueError as error:
+            refuse(f"bits={side.bits}: {error}", f"{name}.bits=4")
 
 
 @dataclass(frozen=True)
@@ -57,41 +166,137 @@ class Preset:
     about: str
 
 
-PRESETS = {
-    "bf16": Preset(
-        CacheSpec(key=SideSpec(bits=16), value=SideSpec(bits=16)),
-        "bfloat16 keys and values: the 16-bit baseline",
-    ),
-    "f32": Preset(
-        CacheSpec(key=SideSpec(bits=32), value=SideSpec(bits=32)),
-        "float32 keys and values: nothing rounded, for comparisons",
-    ),
-}
+def _presets() -> dict[str, Preset]:
+    def both(side: SideSpec, **fields: Any) -> CacheSpec:
+        return CacheSpec(side, side, **fields)
 
-# The fields that a string may override.
-_OVERRIDES = {"page": int}
+    def turned(side: SideSpec, rotation: str, **fields: Any) -> SideSpec:
+        return dataclasses.replace(side, rotation=rotation, **fields)
+
+    def affine(bits: int, **fields: Any) -> SideSpec:
+        return SideSpec(bits, "affine", **fields)
+
+    windows: dict[str, Any] = {"sink": 64, "recent": 256}
+    int4 = affine(4)
+    found = {
+        "bf16": Preset(both(EXACT), "bfloat16 keys and values: the 16-bit baseline"),
+        "f32": Preset(both(SideSpec(32, "float")), "float32: nothing rounded, for comparisons"),
+    }
+    for bits in (8, 4, 3, 2):
+        found[f"int{bits}"] = Preset(both(affine(bits)), "token-wise affine, no rotation")
+    for order in (16, 32, 64, 128):
+        key = turned(int4, f"bdr{order}")
+        about = f"int4 with block Hadamard of order {order} on"
+        found[f"bdr{order}-k"] = Preset(CacheSpec(key, int4), f"{about} keys")
+        found[f"bdr{order}-kv"] = Preset(both(key), f"{about} keys and values")
+    saw = turned(int4, "saw")
+    found["saw-int4"] = Preset(CacheSpec(saw, int4), "SAW-INT4: block Hadamard on keys")
+    found["hessian-int4"] = Preset(
+        CacheSpec(turned(int4, "hessian"), int4), "SAW-INT4's Hessian rotation of keys"
+    )
+    for count in (16, 256, 2048):
+        plain = affine(4, centroids=count)
+        about = f"int4 of the difference to one of {count} centroids"
+        found[f"kmeans{count}-int4"] = Preset(both(plain), about)
+        found[f"kmeans{count}-bdr-int4"] = Preset(
+            CacheSpec(turned(plain, "saw"), plain), f"{about}, block Hadamard on keys"
+        )
+    quarot = "QuaRot: Hadamard on keys and values"
+    found["quarot-int4"] = Preset(both(affine(4, rotation="hadamard")), quarot)
+    found["quarot-int2"] = Preset(
+        both(affine(2, rotation="hadamard"), **windows), f"{quarot}, 16-bit windows"
+    )
+    for bits in (4, 3, 2):
+        key, value = (affine(bits, rotation="oscar", clip=clip) for clip in (0.96, 0.92))
+        found[f"oscar-int{bits}"] = Preset(
+            CacheSpec(key, value, **windows), "OSCAR: attention-aware rotation, clip, windows"
+        )
+        ours = affine(bits, rotation="oscar", center=True, step="fitted")
+        found[f"jkvq-int{bits}"] = Preset(
+            both(ours, **({} if bits == 4 else windows)),
+            "ours: centring, OSCAR's rotation, fitted step" + ("" if bits == 4 else ", windows"),
+        )
+    for key_bits, value_bits in ((4, 4), (3, 3), (3, 2), (2, 2)):
+        name = f"k{key_bits}v{value_bits}"
+        key, value = (SideSpec(b, "lloyd", rotation="random") for b in (key_bits, value_bits))
+        found[f"tq-{name}"] = Preset(CacheSpec(key, value), "TurboQuant-MSE: norm and Lloyd-Max")
+        if key_bits == 4:
+            continue
+        blocks = dataclasses.replace(key, allocation="blocks")
+        about = "Block-GTQ: key bits by rotary block"
+        found[f"blockgtq-{name}"] = Preset(CacheSpec(blocks, value), about)
+        found[f"blockgtq-{name}-protected"] = Preset(
+            CacheSpec(blocks, value, sink=4, recent=128), f"{about}, 4 + 128 exact"
+        )
+    return found
+
+
+PRESETS = _presets()
+
+
+def _flag(text: str) -> bool:
+    return {"true": True, "false": False}[text.lower()]
+
+
+def _optional(text: str) -> int | None:
+    return None if text == "none" else int(text)
+
+
+def _layers(text: str) -> tuple[int, ...]:
+    return tuple(sorted({int(layer) for layer in text.split("+")}))
+
+
+# What a string may override, and how each is read. A side's field stands for both sides unless it
+# begins with "key." or "value.".
+_CACHE_FIELDS: dict[str, Callable[[str], Any]] = {
+    "page": int,
+    "sink": int,
+    "recent": int,
+    "exact_layers": _layers,
+}
+_SIDE_FIELDS: dict[str, Callable[[str], Any]] = {
+    "bits": int,
+    "group": _optional,
+    "center": _flag,
+    "rotation": str,
+    "clip": float,
+    "step": str,
+}
 
 
 def parse_spec(text: str) -> CacheSpec:
-    """The spec that ``text`` names, such as ``bf16`` or ``bf16,page=128``."""
+    """The spec that ``text`` names, such as ``saw-int4`` or ``saw-int4,page=128``."""
     name, *overrides = (part.strip() for part in text.split(","))
     if name not in PRESETS:
         raise UserError(f"cache '{name}' is not known: {nearest(name, PRESETS)}")
-    changes = {}
+    changes: dict[str, dict[str, Any]] = {"": {}, "key": {}, "value": {}}
     for override in overrides:
-        field, equals, value = override.partition("=")
-        if field not in _OVERRIDES or not equals:
-            allowed = ", ".join(f"{key}=..." for key in _OVERRIDES)
-            raise UserError(f"cache '{text}': '{override}' is no override; allowed: {allowed}")
+        match = re.fullmatch(r"(?:(key|value)\.)?(\w+)=(.+)", override)
+        side, field, value = match.groups() if match else (None, "", "")
+        readers = _SIDE_FIELDS if side else _CACHE_FIELDS | _SIDE_FIELDS
+        if field not in readers:
+            allowed = ", ".join([*_CACHE_FIELDS, *_SIDE_FIELDS])
+            raise UserError(
+                f"cache '{text}': '{override}' is no override; allowed are NAME=VALUE of {allowed}"
+            )
         try:
-            changes[field] = _OVERRIDES[field](value)
-        except ValueError:
-            raise UserError(f"cache '{text}': {field}={value} is not a number") from None
-    return dataclasses.replace(PRESETS[name].spec, **changes)
+            read = readers[field](value)
+        except (ValueError, KeyError):
+            raise UserError(f"cache '{text}': {field}={value} cannot be read") from None
+        sides = [side] if side else ["key", "value"] if field in _SIDE_FIELDS else [""]
+        for place in sides:
+            changes[place][field] = read
+    spec = PRESETS[name].spec
+    return dataclasses.replace(
+        spec,
+        key=dataclasses.replace(spec.key, **changes["key"]),
+        value=dataclasses.replace(spec.value, **changes["value"]),
+        **changes[""],
+    )
 
 
 def split_specs(text: str) -> dict[str, CacheSpec]:
-    """The specs of a list such as ``bf16,f32,page=128``: a part with ``=`` belongs to its left."""
+    """The specs of a list such as ``bf16,int4,page=128``: a part with ``=`` belongs to its left."""
     names: list[str] = []
     for part in (part.strip() for part in text.split(",")):
         if "=" in part and names:

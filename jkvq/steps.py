@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from jkvq.basis import Basis
 from jkvq.cache import KVCache
 from jkvq.models.config import ModelConfig
 from jkvq.models.decoder import Params, forward, logits
@@ -48,13 +49,14 @@ class Drawn:
 def prefill_chunk(
     config: ModelConfig,
     params: Params,
+    basis: Basis,
     cache: KVCache,
     tokens: Int[Array, "B T"],
     count: Int[Array, " B"],
     last: Float[Array, "B D"],
 ) -> tuple[KVCache, Float[Array, "B D"]]:
     """Runs a chunk of each prompt; ``last`` keeps the newest real token's hidden state."""
-    hidden, cache = forward(config, params, cache, tokens, count, own="exact")
+    hidden, cache = forward(config, params, basis, cache, tokens, count, own="exact")
     end = jnp.maximum(count - 1, 0)[:, None, None]
     newest = jnp.take_along_axis(hidden, end, axis=1)[:, 0]
     return cache, jnp.where((count > 0)[:, None], newest, last)
@@ -71,7 +73,12 @@ def first_token(
 
 @functools.partial(jax.jit, static_argnames="config", donate_argnames=("cache", "state"))
 def decode_burst(
-    config: ModelConfig, params: Params, cache: KVCache, state: Decoding, limit: Int[Array, ""]
+    config: ModelConfig,
+    params: Params,
+    basis: Basis,
+    cache: KVCache,
+    state: Decoding,
+    limit: Int[Array, ""],
 ) -> tuple[KVCache, Decoding, Drawn]:
     """Draws up to ``limit`` more tokens per sequence, and stops when all sequences have ended."""
     B = state.token.shape[0]
@@ -84,7 +91,8 @@ def decode_burst(
     def one_token(carry):
         step, cache, state, drawn = carry
         count = state.active.astype(jnp.int32)
-        hidden, cache = forward(config, params, cache, state.token[:, None], count, own="stored")
+        token = state.token[:, None]
+        hidden, cache = forward(config, params, basis, cache, token, count, own="stored")
         state, logprob = _draw(logits(config, params, hidden[:, 0]), state)
         drawn = Drawn(
             drawn.tokens.at[:, step].set(state.token), drawn.logprobs.at[:, step].set(logprob)

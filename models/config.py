@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from jkvq.cache import CacheShape
+from jkvq.cache_shape import CacheShape
 from jkvq.errors import UserError
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
@@ -32,7 +32,8 @@ class ModelConfig:
     rope_theta: float
     rope_divisors: tuple[float, ...]  # [H / 2] what each rotary frequency is divided by
     tied: bool = False  # the embedding is also the output head
-    qkv_bias: bool = False
+    qk_bias: bool = False
+    v_bias: bool = False
     out_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
@@ -81,7 +82,8 @@ def _from_hf(config: Mapping[str, Any]) -> ModelConfig:
         rope_theta=float(rope.get("rope_theta") or config.get("rope_theta") or 10000.0),
         rope_divisors=_rope_divisors(rope, head_dim, config),
         tied=bool(config.get("tie_word_embeddings", False)),
-        qkv_bias=family == "qwen2" or bias,
+        qk_bias=family == "qwen2" or bias,
+        v_bias=family == "qwen2" or bias,
         out_bias=bias and family != "qwen2",
         mlp_bias=bool(config.get("mlp_bias", False)),
         qk_norm=family == "qwen3",
@@ -128,7 +130,8 @@ def from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, tuple[int, ...]
         rope_theta=get("rope.freq_base", 10000.0),
         rope_divisors=_rope_divisors(rope, head_dim, {}),
         tied="output.weight" not in tensors,
-        qkv_bias="blk.0.attn_q.bias" in tensors,
+        qk_bias="blk.0.attn_q.bias" in tensors,
+        v_bias="blk.0.attn_v.bias" in tensors,
         out_bias="blk.0.attn_output.bias" in tensors,
         mlp_bias="blk.0.ffn_gate.bias" in tensors,
         qk_norm="blk.0.attn_q_norm.weight" in tensors,

@@ -15,7 +15,8 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from jkvq.attention import Own, attend
-from jkvq.cache import KVCache, Placement, place
+from jkvq.basis import Basis
+from jkvq.cache import Chunk, KVCache, next_chunk
 from jkvq.models.config import ModelConfig
 
 Params = dict[str, Any]
@@ -56,14 +57,14 @@ class Attention(nnx.Module):
     def __init__(self, config: ModelConfig, layer: int):
         self.config, self.layer = config, layer
         queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
-        self.q = Linear(config.width, queries, bias=config.qkv_bias)
-        self.k = Linear(config.width, keys, bias=config.qkv_bias)
-        self.v = Linear(config.width, keys, bias=config.qkv_bias)
+        self.q = Linear(config.width, queries, bias=config.qk_bias)
+        self.k = Linear(config.width, keys, bias=config.qk_bias)
+        self.v = Linear(config.width, keys, bias=config.v_bias)
         self.o = Linear(queries, config.width, bias=config.out_bias)
         self.q_norm = RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else None
         self.k_norm = RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else None
 
-    def __call__(self, x, rotary, cache: KVCache, at: Placement, own: Own):
+    def __call__(self, x, rotary, basis: Basis, cache: KVCache, chunk: Chunk, own: Own):
         B, T, _ = x.shape
         q, k, v = (
             proj(x).reshape(B, T, -1, self.config.head_dim) for proj in (self.q, self.k, self.v)
@@ -72,7 +73,7 @@ class Attention(nnx.Module):
             q, k = self.q_norm(q), self.k_norm(k)
         q, k = rotate(q, *rotary), rotate(k, *rotary)
         scale = self.config.head_dim**-0.5
-        out, cache = attend(cache, self.layer, q, k, v, at, scale=scale, own=own)
+        out, cache = attend(cache, basis, self.layer, q, k, v, chunk, scale=scale, own=own)
         return self.o(out.reshape(B, T, -1)), cache
 
 
@@ -97,8 +98,9 @@ class Layer(nnx.Module):
         self.mlp_norm = RMSNorm(config.width, config.norm_eps)
         self.mlp = MLP(config)
 
-    def __call__(self, x, rotary, cache, at, own):
-        mixed, cache = self.attention(self.attention_norm(x), rotary, cache, at, own)
+    def __call__(self, x, rotary, basis, cache, chunk, own):
+        normed = self.attention_norm(x)
+        mixed, cache = self.attention(normed, rotary, basis, cache, chunk, own)
         x = x + mixed
         return x + self.mlp(self.mlp_norm(x)), cache
 
@@ -113,12 +115,12 @@ class Decoder(nnx.Module):
         self.norm = RMSNorm(config.width, config.norm_eps)
         self.head = None if config.tied else Linear(config.width, config.vocab)
 
-    def __call__(self, tokens, cache: KVCache, count, own: Own):
-        at = place(cache, count, tokens.shape[1])
-        rotary = rotary_angles(self.config, at.position)
+    def __call__(self, basis: Basis, cache: KVCache, tokens, count, own: Own):
+        chunk = next_chunk(cache, count, tokens.shape[1])
+        rotary = rotary_angles(self.config, chunk.position)
         x = self.embedding[...][tokens]
         for layer in self.layers:
-            x, cache = layer(x, rotary, cache, at, own)
+            x, cache = layer(x, rotary, basis, cache, chunk, own)
         return self.norm(x), dataclasses.replace(cache, length=cache.length + count)
 
     def logits(self, hidden):
@@ -171,6 +173,7 @@ def _bind(config: ModelConfig, params: Params) -> Decoder:
 def forward(
     config: ModelConfig,
     params: Params,
+    basis: Basis,
     cache: KVCache,
     tokens: Int[Array, "B T"],
     count: Int[Array, " B"],
@@ -182,7 +185,7 @@ def forward(
     Returns the final hidden states, which ``logits`` turns into scores of the next token, and the
     cache with the tokens stored.
     """
-    return _bind(config, params)(tokens, cache, count, own)
+    return _bind(config, params)(basis, cache, tokens, count, own)
 
 
 def logits(

@@ -7,19 +7,39 @@ The loop runs over blocks of pages with a running softmax and ends at the longes
 batch: neither memory nor time grows with the width of the block table.
 """
 
+from typing import Protocol
+
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, UInt
+from jaxtyping import Array, Bool, Float, Int
 
-from jkvq.pallas_kernels.words import from_words
+from jkvq.pallas_kernels.packed import Packed
 
 _BLOCK = 512  # tokens per round of the loop
 
 
+class Decoder(Protocol):
+    """Reads packed tokens [B, S, K, ...]; what stands where ``real`` is false may be anything."""
+
+    def dot(
+        self, q: Float[Array, "B T K G H"], tokens: Packed, real: Bool[Array, "B S"]
+    ) -> Float[Array, "B T K G S"]:
+        """q . x^ of every token, finite where it is real."""
+        ...
+
+    def mix(
+        self, weights: Float[Array, "B T K G S"], tokens: Packed, real: Bool[Array, "B S"]
+    ) -> Float[Array, "B T K G H"]:
+        """The sum of x^ with these weights, which are 0 where a token is not real."""
+        ...
+
+
 def paged_attention(
     q: Float[Array, "B T N H"],
-    key_pages: UInt[Array, "L P K p H"],
-    value_pages: UInt[Array, "L P K p H"],
+    keys: Packed,
+    values: Packed,
+    key_decoder: Decoder,
+    value_decoder: Decoder,
     layer: int,
     block_table: Int[Array, "B M"],
     length: Int[Array, "B T"],
@@ -31,7 +51,7 @@ def paged_attention(
     Slots at and past ``length``, and pages the block table does not name, may hold anything.
     """
     B, T, N, H = q.shape
-    K, p = key_pages.shape[2:4]
+    K, p = keys.codes.shape[2:4]
     G = N // K
     round_pages = max(1, min(_BLOCK // p, block_table.shape[1]))
     block_table = jnp.pad(block_table, ((0, 0), (0, -block_table.shape[1] % round_pages)))
@@ -42,20 +62,15 @@ def paged_attention(
         pages = jax.lax.dynamic_slice_in_dim(block_table, i * round_pages, round_pages, axis=1)
         token = i * round_pages * p + jnp.arange(round_pages * p)  # [S], S tokens this round
         visible = token[None, None] < length[..., None]  # [B, T, S]
-
-        def load(side):  # [B, K, S, H]
-            tile = from_words(side.at[layer, pages].get(mode="promise_in_bounds"))
-            tile = tile.transpose(0, 2, 1, 3, 4).reshape(B, K, round_pages * p, H)
-            return jnp.where(visible.any(1)[:, None, :, None], tile, 0.0)
-
-        scores = jnp.einsum("btkgh,bksh->btkgs", q, load(key_pages), precision="highest")
+        real = visible.any(1)
+        scores = key_decoder.dot(q, _load(keys, layer, pages), real)
         scores = jnp.where(visible[:, :, None, None], scores, -jnp.inf)
         new_top = jnp.maximum(top, scores.max(-1))
         base = jnp.where(jnp.isneginf(new_top), 0.0, new_top)
         weights = jnp.exp(scores - base[..., None])
         decay = jnp.exp(top - base)
         total = total * decay + weights.sum(-1)
-        new = jnp.einsum("btkgs,bksh->btkgh", weights, load(value_pages), precision="highest")
+        new = value_decoder.mix(weights, _load(values, layer, pages), real)
         return new_top, total, acc * decay[..., None] + new
 
     rounds = -(-length.max() // (round_pages * p))
@@ -64,3 +79,18 @@ def paged_attention(
     out = acc / jnp.where(total > 0, total, 1.0)[..., None]
     lse = jnp.log(total) + jnp.where(jnp.isneginf(top), 0.0, top)
     return out.reshape(B, T, N, H), lse.reshape(B, T, N)
+
+
+def _load(pages: Packed, layer: int, ids: Int[Array, "B n"]) -> Packed:
+    """The tokens of some pages of one layer, in a row [B, S, ...]."""
+
+    def gather(array, token_axis: int):  # [L, P, ...] -> [B, n, ...] -> tokens beside their pages
+        tile = array.at[layer, ids].get(mode="promise_in_bounds")
+        tile = jnp.moveaxis(tile, token_axis, 2)
+        return tile.reshape(tile.shape[0], -1, *tile.shape[3:])
+
+    return Packed(
+        gather(pages.codes, 3),
+        None if pages.params is None else gather(pages.params, 4),
+        None if pages.index is None else gather(pages.index, 2),
+    )

@@ -1,23 +1,18 @@
-"""write: puts the keys and values of T new tokens per sequence into their pages, in place."""
+"""write: puts packed tokens into their pages, in place."""
 
-from jaxtyping import Array, Float, Int, UInt
+from jaxtyping import Array, Int
 
-from jkvq.pallas_kernels.words import to_words
+from jkvq.pallas_kernels.packed import Packed
 
 
 def write(
-    key_pages: UInt[Array, "L P K p H"],
-    value_pages: UInt[Array, "L P K p H"],
-    k: Float[Array, "B T K H"],
-    v: Float[Array, "B T K H"],
-    layer: int,
-    page: Int[Array, "B T"],
-    slot: Int[Array, "B T"],
-) -> tuple[UInt[Array, "L P K p H"], UInt[Array, "L P K p H"]]:
-    """The pages with token (b, t) stored at ``[layer, page[b, t], :, slot[b, t]]``."""
-
-    def scatter(pages, new):
-        words = to_words(new, pages.dtype)
-        return pages.at[layer, page, :, slot].set(words, mode="promise_in_bounds")
-
-    return scatter(key_pages, k), scatter(value_pages, v)
+    pages: Packed, new: Packed, layer: int, page: Int[Array, "B T"], slot: Int[Array, "B T"]
+) -> Packed:
+    """The pages with token (b, t) stored in page ``page[b, t]``, slot ``slot[b, t]``."""
+    codes, params, index = pages.codes, pages.params, pages.index
+    codes = codes.at[layer, page, :, slot].set(new.codes, mode="promise_in_bounds")
+    if params is not None:
+        params = params.at[layer, page, :, :, slot].set(new.params, mode="promise_in_bounds")
+    if index is not None:
+        index = index.at[layer, page, slot].set(new.index, mode="promise_in_bounds")
+    return Packed(codes, params, index)

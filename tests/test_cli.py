@@ -47,7 +47,7 @@ def test_inspect_reports_the_memory(model):
         "inspect", "--model", model, "--context", "128", "--batch", "2", "--memory", "1MB"
     )
     per_token = 2 * CONFIG.layers * CONFIG.kv_heads * CONFIG.head_dim * 2
-    assert found["per_token"] == per_token
+    assert found["per_packed_token"] == per_token
     assert found["bits_per_element"] == 16
     assert found["per_sequence"] == 128 * per_token
     table = _jkvq("inspect", "--model", model, "--context", "128", "--batch", "2")
@@ -55,7 +55,12 @@ def test_inspect_reports_the_memory(model):
 
 
 def test_methods_lists_every_preset():
-    assert list(_json("methods")["methods"]) == list(PRESETS)
+    found = _json("methods")["methods"]
+    assert list(found) == list(PRESETS)
+    assert found["saw-int4"]["bits_per_element"] == 4.25
+    assert found["oscar-int2"]["bits_per_element"] <= 2.30  # the 16-bit windows among them
+    assert found["tq-k3v3"]["bits_per_element"] <= 3.13
+    assert "bdr128-k" not in _json("methods", "--head-dim", "64")["methods"]
 
 
 def test_eval_ppl_compares_caches(model, tmp_path):

@@ -17,7 +17,7 @@ def test_perplexity_equals_one_pass_over_all_tokens(tiny):
     table = jnp.arange(1, 76, dtype=jnp.int32)[None]
     cache = empty_cache(tiny.spec, CONFIG.cache_shape, 76, table)
     hidden, _ = forward(
-        CONFIG, tiny.params, cache, jnp.asarray([tokens]), jnp.array([600]), own="exact"
+        CONFIG, tiny.params, tiny.basis, cache, jnp.asarray([tokens]), jnp.array([600]), own="exact"
     )
     scores = np.asarray(logits(CONFIG, tiny.params, hidden), np.float64)[0, :-1]
     chosen = scores[np.arange(599), tokens[1:]]
@@ -59,6 +59,22 @@ def test_first_tokens_of_a_short_text_is_refused(tiny):
 
 
 def test_smollm2_perplexity_on_wikitext(smollm2, wikitext):
-    llm = dataclasses.replace(smollm2, spec=jkvq.parse_spec("bf16"))
+    llm = jkvq.with_cache(smollm2, "bf16")
     result = perplexity(llm, first_tokens(llm, read_text(wikitext), 1024))
     assert result.ppl == pytest.approx(13.82, abs=0.07)  # an independent forward pass in float32
+
+
+# An independent implementation, float32, every token reading the cache as decode would.
+WIKITEXT_2048 = {
+    "int4": (17.16, 0.02),
+    "quarot-int2,page=8": (24.1, 0.04),  # with pages of 64, up to 56 tokens more stay exact
+    "tq-k3v3": (21.8, 0.06),
+}
+
+
+@pytest.mark.parametrize(("cache", "within"), WIKITEXT_2048.items())
+def test_smollm2_perplexity_through_packed_caches(smollm2, wikitext, cache, within):
+    llm = jkvq.with_cache(smollm2, cache)
+    result = perplexity(llm, first_tokens(llm, read_text(wikitext), 2048))
+    expected, relative = within
+    assert result.ppl == pytest.approx(expected, rel=relative)

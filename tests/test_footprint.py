@@ -3,22 +3,23 @@ import jax.numpy as jnp
 import pytest
 
 import jkvq
-from jkvq.cache import empty_cache
+from jkvq.cache import empty_cache, pages_for
 from jkvq.footprint import footprint
-from jkvq.spec import PRESETS, parse_spec
-from tests.tiny import CONFIG
+from jkvq.spec import parse_spec
+from tests.tiny import CONFIG, SERVED
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", SERVED)
 def test_footprint_is_what_is_allocated(tiny, name):
     spec = parse_spec(name)
-    size = footprint(CONFIG, spec, dtype=jnp.float32, context=100, batch=3, memory=None)
-    pages = 3 * -(-100 // spec.page) + 1
+    size = footprint(CONFIG, spec, dtype=jnp.float32, context=300, batch=3, memory=None)
+    pages = 3 * pages_for(300, spec) + 1
     cache = empty_cache(spec, CONFIG.cache_shape, pages, jnp.zeros((3, 2), jnp.int32))
-    assert size.cache == cache.keys.nbytes + cache.values.nbytes
+    assert size.cache == sum(leaf.nbytes for leaf in jax.tree.leaves(cache.stacks))
     assert size.weights == sum(leaf.nbytes for leaf in jax.tree.leaves(tiny.params))
     assert size.total == size.weights + size.cache
-    assert size.bits_per_element == spec.bits_per_element
+    elements = 300 * 2 * CONFIG.layers * CONFIG.kv_heads * CONFIG.head_dim
+    assert size.bits_per_element == 8 * size.per_sequence / elements
 
 
 def test_footprint_counts_the_sequences_that_fit():

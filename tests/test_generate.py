@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import jkvq
+from jkvq.basis import make_basis
 from jkvq.cache import empty_cache
 from jkvq.models.decoder import forward, logits
 from tests.tiny import CONFIG, EOS, tiny_llm
@@ -20,7 +21,8 @@ def _scores(params, tokens, count):
     pages = -(-tokens.shape[1] // 8)
     table = jnp.arange(1, pages + 1, dtype=jnp.int32)[None]
     cache = empty_cache(jkvq.parse_spec("f32,page=8"), CONFIG.cache_shape, pages + 1, table)
-    hidden, _ = forward(CONFIG, params, cache, tokens, count, own="exact")
+    basis = make_basis(cache.spec, CONFIG.cache_shape, None)
+    hidden, _ = forward(CONFIG, params, basis, cache, tokens, count, own="exact")
     return logits(CONFIG, params, hidden[0, count[0] - 1])
 
 
@@ -220,7 +222,7 @@ def test_scores_that_are_not_numbers_end_in_a_sentence(tiny):
 
 def test_generate_in_bfloat16(tiny):
     params = jax.tree.map(lambda x: x.astype(jnp.bfloat16), tiny.params)
-    llm = dataclasses.replace(tiny, params=params, spec=jkvq.parse_spec("bf16,page=8"))
+    llm = jkvq.with_cache(dataclasses.replace(tiny, params=params), "bf16,page=8")
     result = jkvq.generate(llm, "Hello", max_new_tokens=20, ignore_eos=True)
     assert len(result.tokens) == 20
     exact = jkvq.generate(tiny, "Hello", max_new_tokens=1, ignore_eos=True)

@@ -5,9 +5,16 @@ from jkvq.spec import PRESETS, CacheSpec, SideSpec, parse_spec, split_specs
 
 
 def test_parse_spec_with_overrides():
-    spec = parse_spec("bf16, page=128")
-    assert spec == CacheSpec(SideSpec(16), SideSpec(16), page=128)
-    assert spec.bits_per_element == 16
+    exact = SideSpec(16, "float")
+    assert parse_spec("bf16, page=128") == CacheSpec(exact, exact, page=128)
+    spec = parse_spec("int4,key.bits=3,clip=0.9,value.group=64,sink=4,recent=32,exact_layers=2+0")
+    assert spec == CacheSpec(
+        SideSpec(3, clip=0.9),
+        SideSpec(4, clip=0.9, group=64),
+        sink=4,
+        recent=32,
+        exact_layers=(0, 2),
+    )
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -20,11 +27,19 @@ def test_parse_spec_by_preset_name(name):
     ("text", "sentence"),
     [
         ("bf61", "cache 'bf61' is not known: did you mean bf16?"),
-        ("zzz", "known: bf16, f32"),
+        ("zzz", "known: bf16, f32, int8"),
         ("bf16,page=65", "page=65: .*power of two"),
-        ("bf16,page=many", "page=many is not a number"),
-        ("bf16,sheet=64", "'sheet=64' is no override; allowed: page="),
+        ("bf16,page=many", "page=many cannot be read"),
+        ("bf16,sheet=64", "'sheet=64' is no override; allowed are NAME=VALUE of page, sink"),
         ("bf16,page", "'page' is no override"),
+        ("int4,key.page=8", "'key.page=8' is no override"),
+        ("int4,center=maybe", "center=maybe cannot be read"),
+        ("int4,bits=5", "bits=5: allowed: 2, 3, 4, 8 for codec affine"),
+        ("int4,group=16", "group=16: allowed: 32 or more"),
+        ("int4,clip=1.5", "clip=1.5"),
+        ("int4,rotation=oskar", "rotation=oskar: allowed: none, bdr16"),
+        ("int4,sink=4", "sink=4, recent=0: both 0, or recent at least 1"),
+        ("tq-k3v3,clip=0.9", "clip=0.9: allowed: only with codec affine"),
     ],
 )
 def test_parse_spec_of_bad_text_says_what_is_allowed(text, sentence):
@@ -34,3 +49,28 @@ def test_parse_spec_of_bad_text_says_what_is_allowed(text, sentence):
 
 def test_split_specs_keeps_overrides_with_their_cache():
     assert list(split_specs("bf16,page=128,f32")) == ["bf16,page=128", "f32"]
+
+
+@pytest.mark.parametrize(
+    ("text", "head_dim", "sentence"),
+    [
+        ("bdr128-k", 64, "head_dim=64: key rotation bdr128 needs a multiple of 128"),
+        ("quarot-int4", 80, "head_dim=80: key rotation hadamard needs a power of two"),
+        ("oscar-int2", 96, "head_dim=96: key rotation oscar needs a power of two; use rotation="),
+        ("int4,value.group=64", 80, "head_dim=80: value group 64 does not divide it"),
+        ("int3", 20, "head_dim=20: key bits=3: 20 codes of 3 bits do not fill whole bytes"),
+        ("int4,exact_layers=7", 64, "exact_layers=7: this model has layers 0 to 3"),
+    ],
+)
+def test_check_refuses_what_a_model_cannot_have(text, head_dim, sentence):
+    with pytest.raises(jkvq.UserError, match=sentence):
+        parse_spec(text).check(4, head_dim)
+
+
+def test_packed_keeps_between_recent_and_a_page_more_exact():
+    spec = parse_spec("int2,page=8,sink=4,recent=10")
+    for length in range(100):
+        packed = spec.packed(length)
+        assert packed % 8 == 0
+        exact = length - packed
+        assert exact == length if length < 22 else 4 + 10 <= exact < 4 + 10 + 8

@@ -2,12 +2,11 @@ import re
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 from jkvq.cache import empty_cache
 from jkvq.sampling import SamplerArrays, Sampling
-from jkvq.spec import PRESETS, parse_spec
+from jkvq.spec import parse_spec
 from jkvq.steps import BURST, Decoding, decode_burst, prefill_chunk
 from tests.tiny import CONFIG, EOS, tiny_llm
 
@@ -33,18 +32,15 @@ def _cache(cache: str, rows: int, pages: int = PAGES):
     return empty_cache(parse_spec(cache), CONFIG.cache_shape, pages, table)
 
 
-# What may stand on a cache-sized array: these pass it on or update it in place.
-IN_PLACE = r"parameter|get-tuple-element|bitcast|scatter|dynamic-update-slice|fusion"
+# What may stand on an array of the cache: these pass it on or update it in place.
+IN_PLACE = r"parameter|get-tuple-element|bitcast|scatter|dynamic-update-slice|fusion|opt-barrier"
 
 
-def _large_results(compiled, least: int) -> list[str]:
-    """Instructions, those inside fusions too, with a result of ``least`` elements or more."""
-    found = []
-    for line in compiled.as_text().splitlines():
-        match = re.match(r"\s*(?:ROOT )?%?\S+ = \w+\[([\d,]+)\]\S* ([\w-]+)\(", line)
-        if match and np.prod([int(size) for size in match[1].split(",")]) >= least:
-            found.append(match[2])
-    return found
+def _operations(compiled, array: jax.Array) -> list[str]:
+    """Instructions, those inside fusions too, whose result has the shape of ``array``."""
+    shape = ",".join(map(str, array.shape))
+    pattern = rf"\s*(?:ROOT )?%?\S+ = \w+\[{shape}\]\S* ([\w-]+)\("
+    return re.findall(pattern, compiled.as_text())
 
 
 def _temporary_bytes(compiled) -> int:
@@ -55,38 +51,45 @@ def _temporary_bytes(compiled) -> int:
 
 def _lowered(step: str, cache: str, pages: int = PAGES):
     stored = _cache(cache, 2, pages)
-    params = tiny_llm().params
+    llm = tiny_llm(cache)
     if step == "decode":
-        return decode_burst.lower(CONFIG, params, stored, _state(2), jnp.int32(4))
+        return decode_burst.lower(
+            llm.config, llm.params, llm.basis, stored, _state(2), jnp.int32(4)
+        )
     tokens, count = jnp.zeros((2, 32), jnp.int32), jnp.array([32, 7])
     last = jnp.zeros((2, CONFIG.width))
-    return prefill_chunk.lower(CONFIG, params, stored, tokens, count, last)
+    return prefill_chunk.lower(llm.config, llm.params, llm.basis, stored, tokens, count, last)
 
 
-@pytest.mark.parametrize("cache", [f"{name},page=8" for name in PRESETS])
+CACHES = ["f32", "bf16", "int4", "int3", "tq-k3v3", "quarot-int2,sink=4,recent=16"]
+
+
+@pytest.mark.parametrize("cache", [f"{name},page=8" for name in CACHES])
 @pytest.mark.parametrize("step", ["prefill", "decode"])
 def test_compiled_step_makes_no_copy_of_the_cache(step, cache):
     compiled = _lowered(step, cache).compile()
-    side = _cache(cache, 2).keys
-    results = _large_results(compiled, side.size)
-    assert results
-    assert [op for op in results if not re.fullmatch(IN_PLACE, op)] == []
+    stacks = _cache(cache, 2).stacks
+    for array in jax.tree.leaves(stacks):
+        operations = _operations(compiled, array)
+        assert operations
+        assert [op for op in operations if not re.fullmatch(IN_PLACE, op)] == []
     # What it needs besides its arguments does not grow with the cache either.
     double = _lowered(step, cache, 2 * PAGES).compile()
-    assert _temporary_bytes(double) - _temporary_bytes(compiled) < side.nbytes / 10
+    growth = _temporary_bytes(double) - _temporary_bytes(compiled)
+    assert growth < stacks[0].key.codes.nbytes / 10
 
 
 def test_compiled_step_check_would_see_a_copy():
-    side = _cache("f32,page=8", 2).keys
-    copying = jax.jit(lambda x: (x.at[0, 0].set(jnp.uint32(1)), x)).lower(side).compile()
-    assert "copy" in _large_results(copying, side.size)
+    codes = _cache("f32,page=8", 2).stacks[0].key.codes
+    copying = jax.jit(lambda x: (x.at[0, 0].set(jnp.uint32(1)), x)).lower(codes).compile()
+    assert "copy" in _operations(copying, codes)
 
 
 def test_decode_burst_ends_when_all_sequences_have():
     llm = tiny_llm()
     state = _state(2, budget=jnp.array([3, 5]))
     cache, state, drawn = decode_burst(
-        CONFIG, llm.params, _cache("f32,page=8", 2, 64), state, jnp.int32(BURST)
+        CONFIG, llm.params, llm.basis, _cache("f32,page=8", 2, 64), state, jnp.int32(BURST)
     )
     assert state.made.tolist() == [3, 5]
     assert not state.active.any()
@@ -100,6 +103,7 @@ def test_decode_burst_marks_scores_that_are_not_numbers():
     _, state, _ = decode_burst(
         CONFIG,
         params,
+        llm.basis,
         _cache("f32,page=8", 2, 64),
         _state(2, active=jnp.array([True, False])),
         jnp.int32(4),

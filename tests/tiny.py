@@ -6,11 +6,12 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from jkvq.llm import LLM
+from jkvq.basis import make_basis
+from jkvq.llm import LLM, with_cache
 from jkvq.models.config import ModelConfig
 from jkvq.models.decoder import abstract_params
 from jkvq.models.tokenizer import Tokenizer
-from jkvq.spec import parse_spec
+from jkvq.spec import PRESETS, parse_spec
 
 EOS = 256
 CONFIG = ModelConfig(
@@ -30,6 +31,15 @@ CONFIG = ModelConfig(
 )
 
 
+# Presets that heads of 16 channels can have and that need no calibration.
+SERVED = [
+    name
+    for name, preset in PRESETS.items()
+    if not (preset.spec.key.calibrated or preset.spec.value.calibrated)
+    and (not name.startswith("bdr") or name.startswith("bdr16"))
+]
+
+
 def tiny_llm(cache: str = "f32,page=8", seed: int = 0) -> LLM:
     abstract = abstract_params(CONFIG, jnp.float32)
     leaves, structure = jax.tree.flatten(abstract)
@@ -38,7 +48,10 @@ def tiny_llm(cache: str = "f32,page=8", seed: int = 0) -> LLM:
         jax.random.normal(key, leaf.shape) * (leaf.shape[-1] ** -0.5 if leaf.ndim > 1 else 1.0)
         for key, leaf in zip(keys, leaves, strict=True)
     )
-    return LLM("tiny", CONFIG, params, byte_tokenizer(), parse_spec(cache))
+    spec = parse_spec("f32,page=8")
+    basis = make_basis(spec, CONFIG.cache_shape, None)
+    plain = LLM("tiny", CONFIG, params, byte_tokenizer(), spec, basis)
+    return with_cache(plain, cache)
 
 
 def byte_tokenizer() -> Tokenizer:

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jkvq.basis import make_basis
 from jkvq.cache import KVCache, empty_cache
 from jkvq.models.decoder import forward, logits
 from jkvq.models.hf_folder import HFFolder
@@ -48,16 +49,14 @@ def shuffled_cache(pair: Pair, rows: int, pages_each: int = 4) -> KVCache:
     cache = empty_cache(
         SPEC, pair.ours.config.cache_shape, 1 + count, jnp.asarray(table.reshape(rows, pages_each))
     )
-    return dataclasses.replace(
-        cache,
-        keys=jnp.full_like(cache.keys, NAN_WORD),
-        values=jnp.full_like(cache.values, NAN_WORD),
-    )
+    stacks = jax.tree.map(lambda words: jnp.full_like(words, NAN_WORD), cache.stacks)
+    return dataclasses.replace(cache, stacks=stacks)
 
 
 @functools.partial(jax.jit, static_argnames=("config", "own"))
 def step(config, params, cache, tokens, count, own):
-    hidden, cache = forward(config, params, cache, tokens, count, own=own)
+    basis = make_basis(SPEC, config.cache_shape, None)
+    hidden, cache = forward(config, params, basis, cache, tokens, count, own=own)
     assert hidden.dtype == params["embedding"].dtype
     return logits(config, params, hidden), cache
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from jkvq.pallas_kernels.chunk_attention import chunk_attention
-from tests.pallas_kernels.dense import dense_attention
+from tests.reference import attention as dense_attention
 
 
 def _qkv(B, T, N, K, H):
@@ -13,20 +13,25 @@ def _qkv(B, T, N, K, H):
 
 
 @pytest.mark.parametrize("groups", [1, 2, 4, 8])
-def test_chunk_attention_equals_dense_for_ragged_counts(groups):
+def test_chunk_attention_equals_dense_and_ignores_what_nobody_sees(groups):
     q, k, v = _qkv(4, 9, 2 * groups, 2, 16)
     count = np.array([9, 1, 0, 5])
-    out, lse = chunk_attention(q, k, v, jnp.asarray(count), scale=0.3)
-    for b, real in enumerate(count):
-        visible = np.tril(np.ones((9, 9), bool)) & (np.arange(9) < real)[None]
-        expected_out, expected_lse = dense_attention(q[b], k[b], v[b], visible, 0.3)
+    index = np.arange(9)
+    causal = np.asarray(index[:, None] >= index)
+    visible = np.asarray([causal & (index < real) for real in count])
+    unseen = np.asarray(~visible.any(axis=1)).reshape(4, 9, 1, 1)
+    k, v = (jnp.where(unseen, jnp.nan, x) for x in (k, v))
+    out, lse = chunk_attention(q, k, v, jnp.asarray(visible), scale=0.3)
+    for b in range(4):
+        expected_out, expected_lse = dense_attention(q[b], k[b], v[b], visible[b], 0.3)
         np.testing.assert_allclose(out[b], expected_out, atol=2e-6)
         np.testing.assert_allclose(lse[b], expected_lse, atol=2e-6)
 
 
 def test_chunk_attention_equals_jax_dot_product_attention():
     q, k, v = _qkv(2, 33, 6, 3, 64)
-    out, _ = chunk_attention(q, k, v, jnp.array([33, 33]), scale=64**-0.5)
+    causal = jnp.tril(jnp.ones((2, 33, 33), bool))
+    out, _ = chunk_attention(q, k, v, causal, scale=64**-0.5)
     with jax.default_matmul_precision("highest"):  # no TF32 on GPUs
         expected = jax.nn.dot_product_attention(q, k, v, is_causal=True)
     np.testing.assert_allclose(out, expected, atol=2e-6)

@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jkvq.pallas_kernels.merge import merge
-from tests.pallas_kernels.dense import dense_attention
+from tests.reference import attention as dense_attention
 
 
 def test_merge_of_two_segments_equals_attention_over_both():

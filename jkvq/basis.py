@@ -1,0 +1,169 @@
+"""The basis of the cache: what a spec does to keys and values before they are coded.
+
+Keys are stored as (k - mean) R and met by q R: R is orthogonal, and the mean shifts all scores of a
+query by the same constant, which softmax does not see. Values are stored as (v - mean) R, which is
+folded into the weights at load (models/fold.py). Both change nothing by themselves.
+"""
+
+from dataclasses import dataclass, field
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from jkvq.cache_shape import CacheShape
+from jkvq.codecs import BLOCK_GROUPS, AffineCodec, Codec, FloatCodec, LloydCodec
+from jkvq.errors import UserError
+from jkvq.pallas_kernels.lloyd import Allocation
+from jkvq.rotation import fixed_rotation, random_rotation
+from jkvq.spec import CALIBRATED_ROTATIONS, EXACT, CacheSpec, SideSpec
+
+
+@dataclass(frozen=True)
+class SideCalibration:
+    """What calibration found for one side; each part is there if its method needs it."""
+
+    mean: Float[np.ndarray, "L K H"] | None = None
+    rotation: Float[np.ndarray, "L K H H"] | None = None
+    clip: Float[np.ndarray, " L"] | None = None
+    centroids: Float[np.ndarray, "L C K H"] | None = None  # in the stored basis
+    widths: Int[np.ndarray, "L K H/2"] | None = None  # of each rotary block
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What calibration found for a model."""
+
+    key: SideCalibration = SideCalibration()
+    value: SideCalibration = SideCalibration()
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class SideBasis:
+    """One side of every layer: its basis and its codecs' arrays."""
+
+    mean: Float[Array, "L K H"] | None
+    rotation: Float[Array, "L K H H"] | Float[Array, "1 1 H H"] | None
+    clip: Float[Array, " L"] | None
+    centroids: Float[Array, "L C K H"] | None
+    allocation: Allocation | None  # arrays with a leading L
+    spec: SideSpec = field(metadata={"static": True})
+
+    def enter(self, x: Float[Array, "B T K H"], layer: int) -> Float[Array, "B T K H"]:
+        """(x - mean) R."""
+        return self.turn(x if self.mean is None else x - self.mean[layer][None, None], layer)
+
+    def turn(self, x: Float[Array, "B T N H"], layer: int) -> Float[Array, "B T N H"]:
+        """x R, each query head with the rotation of its KV head."""
+        if self.rotation is None:
+            return x
+        R = self.rotation[layer if len(self.rotation) > 1 else 0]  # [K, H, H], or [1, H, H]
+        B, T, N, H = x.shape
+        grouped = x.astype(jnp.float32).reshape(B, T, len(R), N // len(R), H)
+        turned = jnp.einsum("btkgh,khi->btkgi", grouped, R, precision="highest")
+        return turned.reshape(x.shape).astype(x.dtype)
+
+    def codec(self, layer: int) -> Codec:
+        spec = self.spec
+        if spec.codec == "float":
+            return FloatCodec({16: jnp.uint16, 32: jnp.uint32}[spec.bits])
+        if spec.codec == "lloyd":
+            if self.allocation is None:
+                return LloydCodec(spec.bits)
+            return LloydCodec(spec.bits, jax.tree.map(lambda x: x[layer], self.allocation))
+        clip = None if self.clip is None else self.clip[layer]
+        centroids = None if self.centroids is None else self.centroids[layer]
+        return AffineCodec(spec.bits, spec.group, spec.step, clip, centroids)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Basis:
+    """Both sides of every layer."""
+
+    key: SideBasis
+    value: SideBasis
+    exact_layers: tuple[int, ...] = field(metadata={"static": True})
+
+    def layer(self, layer: int) -> tuple[SideBasis, SideBasis]:
+        """The sides of one layer; an exact one keeps everything as it is."""
+        return (_PLAIN, _PLAIN) if layer in self.exact_layers else (self.key, self.value)
+
+
+_PLAIN = SideBasis(None, None, None, None, None, EXACT)
+
+
+def make_basis(spec: CacheSpec, shape: CacheShape, calibration: Calibration | None) -> Basis:
+    """The basis of a spec; refuses one that needs a calibration it is not given."""
+    found = calibration or Calibration()
+    return Basis(
+        _side("key", spec.key, shape, found.key, seed=0),
+        _side("value", spec.value, shape, found.value, seed=1),
+        spec.exact_layers,
+    )
+
+
+def _side(name: str, spec: SideSpec, shape: CacheShape, found: SideCalibration, seed: int):
+    L, K, H = shape
+
+    def need(part: str, *expected: int) -> Array:
+        array = getattr(found, part)
+        if array is None:
+            raise UserError(
+                f"this cache needs a calibration with the {part} of the {name}s: pass "
+                f"calibration=jkvq.Calibration({name}=jkvq.SideCalibration({part}=...))"
+            )
+        if array.shape != expected:
+            raise UserError(
+                f"the calibration's {name} {part} has shape {array.shape}, and this model and "
+                f"cache need {expected}: it was made for another one"
+            )
+        return jnp.asarray(array)
+
+    allocation = None
+    if spec.allocation == "blocks":
+        rotation, allocation = _blocks(np.asarray(need("widths", L, K, H // 2)), spec.bits, seed)
+    elif spec.rotation in CALIBRATED_ROTATIONS:
+        rotation = need("rotation", L, K, H, H).astype(jnp.float32)
+    else:
+        matrix = fixed_rotation(spec.rotation, H, seed)
+        rotation = None if matrix is None else jnp.asarray(matrix[None, None], jnp.float32)
+    clip = None
+    if spec.clip < 1:
+        clip = jnp.full(L, spec.clip) if found.clip is None else need("clip", L)
+    centroids = need("centroids", L, spec.centroids, K, H) if spec.centroids else None
+    mean = need("mean", L, K, H).astype(jnp.float32) if spec.center else None
+    return SideBasis(mean, rotation, clip, centroids, allocation, spec)
+
+
+def _blocks(widths: np.ndarray, bits: int, seed: int) -> tuple[Array, Allocation]:
+    """Block-GTQ: the rotation that gathers the channels of equal width and turns each group.
+
+    Block i of a head is the channels i and i + H/2. Groups stand widest first.
+    """
+    L, K, half = widths.shape
+    if widths.min() < 1 or widths.max() > 8 or (widths.sum(-1) != bits * half).any():
+        raise UserError(
+            f"block widths must be 1 to 8 bits and average {bits} in every head; these are "
+            f"{widths.min()} to {widths.max()} and average {widths.mean():.3g}"
+        )
+    channel_widths = np.concatenate([widths, widths], axis=-1)  # [L, K, H]
+    order = np.argsort(-channel_widths, axis=-1, kind="stable")
+    width = np.take_along_axis(channel_widths, order, axis=-1)
+    group = np.cumsum(np.diff(width, axis=-1, prepend=width[..., :1]) != 0, axis=-1)
+    if group.max() >= BLOCK_GROUPS:
+        raise UserError(
+            f"a head has {group.max() + 1} different block widths; {BLOCK_GROUPS} may be stored"
+        )
+    size = np.ones((L, K, BLOCK_GROUPS), np.int32)
+    rotation = np.zeros((L, K, 2 * half, 2 * half))
+    for layer, head in np.ndindex(L, K):
+        for index in range(group[layer, head].max() + 1):
+            columns = np.flatnonzero(group[layer, head] == index)
+            size[layer, head, index] = len(columns)
+            rows = order[layer, head, columns]
+            rotation[layer, head][np.ix_(rows, columns)] = random_rotation(len(columns), seed)
+    arrays = (jnp.asarray(array, jnp.int32) for array in (width, group, size))
+    return jnp.asarray(rotation, jnp.float32), Allocation(*arrays)

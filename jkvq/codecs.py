@@ -1,0 +1,194 @@
+"""Codecs: what stands between the keys and values of a layer and what is stored of them.
+
+A codec of one side and one layer is a small pure thing with this contract:
+
+- ``encode(x)`` of x [B, T, K, H] gives packed tokens, each from that token alone: the same token
+  gives the same bytes in any chunk and any batch.
+- ``dot`` and ``mix`` are q . x^ and the weighted sum of x^, straight from packed tokens; ``decode``
+  is x^ itself.
+- ``stored(H)`` says how many codes, params and indices a token and head take; nothing else is kept.
+
+Every x here is in the basis of the cache: centred and rotated (see basis.py).
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, UInt8
+
+from jkvq.pallas_kernels import affine, lloyd
+from jkvq.pallas_kernels.packed import Packed
+from jkvq.pallas_kernels.packing import pack, pack_stream, packed_bytes, unpack, unpack_stream
+from jkvq.pallas_kernels.words import from_words, to_words
+from jkvq.spec import SideSpec
+
+BLOCK_GROUPS = 4  # different widths, and so norms, that a head with a block allocation may have
+
+
+class Stored(NamedTuple):
+    """What one token and head take in storage."""
+
+    codes: int  # elements of the codes' dtype
+    dtype: type  # of the codes
+    params: int  # bfloat16 numbers
+    centroid: type | None  # of the index of its centroid, one for all heads
+
+
+class Codec(Protocol):
+    """See the module's docstring."""
+
+    def encode(self, x: Float[Array, "B T K H"]) -> Packed: ...
+
+    def decode(self, tokens: Packed, real: Bool[Array, "B S"]) -> Float[Array, "B S K H"]: ...
+
+    def dot(
+        self, q: Float[Array, "B T K G H"], tokens: Packed, real: Bool[Array, "B S"]
+    ) -> Float[Array, "B T K G S"]: ...
+
+    def mix(
+        self, weights: Float[Array, "B T K G S"], tokens: Packed, real: Bool[Array, "B S"]
+    ) -> Float[Array, "B T K G H"]: ...
+
+
+class _Dense:
+    """``dot`` and ``mix`` by way of x^."""
+
+    def decode(self, tokens: Packed, real: Bool[Array, "B S"]) -> Float[Array, "B S K H"]:
+        raise NotImplementedError
+
+    def dot(self, q, tokens, real):
+        x = self.decode(tokens, real)
+        return jnp.einsum("btkgh,bskh->btkgs", q, x, precision="highest")
+
+    def mix(self, weights, tokens, real):
+        x = self.decode(tokens, real)
+        return jnp.einsum("btkgs,bskh->btkgh", weights, x, precision="highest")
+
+
+@dataclass(frozen=True)
+class FloatCodec(_Dense):
+    """Whole floats of 16 or 32 bits."""
+
+    words: type
+
+    def encode(self, x):
+        return Packed(to_words(x, self.words))
+
+    def decode(self, tokens, real):
+        return jnp.where(real[..., None, None], from_words(tokens.codes), 0.0)
+
+
+@dataclass(frozen=True)
+class AffineCodec:
+    """lo + scale * code for each group, on top of a centroid if there are any.
+
+    Invariants: scale and lo are bfloat16; scale >= 0; a group of equal values x has code 0 and
+    lo = x rounded; codes are below 2^bits.
+    """
+
+    bits: int
+    group: int | None  # None is the whole head
+    step: str
+    clip: Float[Array, ""] | None = None  # quantile of a head's magnitudes
+    centroids: Float[Array, "C K H"] | None = None
+
+    def encode(self, x):
+        index = None
+        x = x.astype(jnp.float32)
+        if self.centroids is not None:
+            nearest = _nearest(x, self.centroids)
+            x = x - self.centroids[nearest]
+            index = nearest.astype(index_dtype(len(self.centroids)))
+        if self.clip is not None:
+            x = affine.clip_to_quantile(x, self.clip)
+        encode = affine.encode_fitted if self.step == "fitted" else affine.encode_min_max
+        codes, scale, lo = encode(x, self.bits, self.group or x.shape[-1])
+        params = to_words(jnp.concatenate([scale, lo], axis=-1), jnp.uint16)
+        return Packed(pack(codes, self.bits), params, index)
+
+    def decode(self, tokens, real):
+        codes, scale, lo = self._read(tokens, real)
+        group = codes.shape[-1] // scale.shape[-1]
+        x = jnp.repeat(lo, group, -1) + jnp.repeat(scale, group, -1) * codes.astype(jnp.float32)
+        return x if self.centroids is None else x + self.centroids[tokens.index]
+
+    def dot(self, q, tokens, real):
+        scores = affine.dot(q, *self._read(tokens, real))
+        if self.centroids is None:
+            return scores
+        base = self.centroids[tokens.index]
+        return scores + jnp.einsum("btkgh,bskh->btkgs", q, base, precision="highest")
+
+    def mix(self, weights, tokens, real):
+        out = affine.mix(weights, *self._read(tokens, real))
+        if self.centroids is None:
+            return out
+        base = self.centroids[tokens.index]
+        return out + jnp.einsum("btkgs,bskh->btkgh", weights, base, precision="highest")
+
+    def _read(self, tokens: Packed, real):
+        assert tokens.params is not None
+        params = jnp.where(real[..., None, None], from_words(tokens.params), 0.0)
+        scale, lo = jnp.split(params, 2, axis=-1)
+        return unpack(tokens.codes, self.bits), scale, lo
+
+
+@dataclass(frozen=True)
+class LloydCodec(_Dense):
+    """A norm for each group and the nearest Lloyd-Max level for each channel.
+
+    Invariants: norms are bfloat16 and >= 0; a code is below 2^width of its channel; a head takes
+    the whole bytes that its widths add up to.
+    """
+
+    bits: int
+    allocation: lloyd.Allocation | None = None  # None is the same width everywhere
+
+    def encode(self, x):
+        codes, norms = lloyd.encode(x.astype(jnp.float32), self._allocation(x))
+        if self.allocation is None:
+            packed = pack(codes, self.bits)
+        else:
+            size = packed_bytes(x.shape[-1], self.bits)
+            packed = pack_stream(codes, self.allocation.width, size)
+        return Packed(packed, to_words(norms, jnp.uint16))
+
+    def decode(self, tokens, real):
+        assert tokens.params is not None
+        norms = jnp.where(real[..., None, None], from_words(tokens.params), 0.0)
+        codes = self._unpack(tokens.codes)
+        return lloyd.decode(codes, norms, self._allocation(codes))
+
+    def _unpack(self, packed) -> UInt8[Array, "B S K H"]:
+        if self.allocation is None:
+            return unpack(packed, self.bits)
+        return unpack_stream(packed, self.allocation.width)
+
+    def _allocation(self, x: Array) -> lloyd.Allocation:
+        K, H = x.shape[-2:]
+        return self.allocation or lloyd.uniform_allocation(K, H, self.bits)
+
+
+def stored(side: SideSpec, head_dim: int) -> Stored:
+    """What a side's spec keeps of one token and head."""
+    if side.codec == "float":
+        return Stored(head_dim, {16: np.uint16, 32: np.uint32}[side.bits], 0, None)
+    index = index_dtype(side.centroids) if side.centroids else None
+    if side.codec == "affine":
+        params = 2 * head_dim // (side.group or head_dim)
+    else:
+        params = BLOCK_GROUPS if side.allocation == "blocks" else 1
+    return Stored(packed_bytes(head_dim, side.bits), np.uint8, params, index)
+
+
+def index_dtype(centroids: int) -> type:
+    """The narrowest unsigned integers that number so many centroids."""
+    return np.uint8 if centroids <= 256 else np.uint16
+
+
+def _nearest(x: Float[Array, "B T K H"], centroids: Float[Array, "C K H"]):
+    """The index of the centroid nearest to each token, over all its heads together."""
+    product = jnp.einsum("btkh,ckh->btc", x, centroids, precision="highest")
+    return jnp.argmin((centroids**2).sum((1, 2))[None, None] - 2 * product, axis=-1)

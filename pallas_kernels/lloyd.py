@@ -1,0 +1,102 @@
+"""The Lloyd-Max quantizer with norms (TurboQuant-MSE): x^ = norm / sqrt(d) * level[code].
+
+The d channels of a group, rotated beforehand so that they look Gaussian, are divided by their norm
+and coded to the nearest Lloyd-Max level of N(0, 1/d). The norm is stored in bfloat16. Groups of a
+head may have different widths; their channels stand together, widest group first.
+"""
+
+import functools
+import math
+import statistics
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int, UInt8
+
+MAX_BITS = 8
+
+
+@functools.lru_cache
+def gaussian_levels(bits: int) -> tuple[float, ...]:
+    """The 2^bits Lloyd-Max levels of N(0, 1), ascending: each is the mean of its own cell."""
+    # The best levels for many bits are the quantiles of a Gaussian of variance 3: start there.
+    quantile = np.vectorize(statistics.NormalDist(sigma=math.sqrt(3)).inv_cdf)
+    levels = quantile((np.arange(2**bits) + 0.5) / 2**bits)
+    density = np.vectorize(lambda t: math.exp(-t * t / 2) / math.sqrt(2 * math.pi))
+    below = np.vectorize(lambda t: 0.5 * (1 + math.erf(t / math.sqrt(2))))
+    for _ in range(1000):
+        edges = np.concatenate([[-np.inf], (levels[1:] + levels[:-1]) / 2, [np.inf]])
+        chance = below(edges[1:]) - below(edges[:-1])
+        moved = (density(edges[:-1]) - density(edges[1:])) / chance
+        done, levels = np.abs(moved - levels).max() < 1e-7, moved
+        if done:
+            break
+    return tuple(levels.tolist())
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Allocation:
+    """How wide each rotated channel's code is.
+
+    width: bits of each channel, descending.
+    group: index of each channel's group, ascending; a group is the channels of equal width.
+    size: channels in each group, 1 where there is no such group.
+    """
+
+    width: Int[Array, "K H"]
+    group: Int[Array, "K H"]
+    size: Int[Array, "K n"]
+
+
+def uniform_allocation(heads: int, channels: int, bits: int) -> Allocation:
+    """Every channel the same width, in one group."""
+    return Allocation(
+        jnp.full((heads, channels), bits, jnp.int32),
+        jnp.zeros((heads, channels), jnp.int32),
+        jnp.full((heads, 1), channels, jnp.int32),
+    )
+
+
+def encode(
+    x: Float[Array, "B T K H"], allocation: Allocation
+) -> tuple[UInt8[Array, "B T K H"], Float[Array, "B T K n"]]:
+    """(codes, norms)."""
+    norms = jnp.einsum("btkh,khn->btkn", x * x, _member(allocation), precision="highest")
+    norms = jnp.sqrt(norms).astype(jnp.bfloat16).astype(jnp.float32)
+    unit = _unit(norms, allocation)
+    ratio = x / jnp.where(unit > 0, unit, 1.0)
+    edges = _table(lambda levels: [*np.add(levels[1:], levels[:-1]) / 2, np.inf])
+    codes = (ratio[..., None] > edges[allocation.width][None, None]).sum(-1)
+    return codes.astype(jnp.uint8), norms
+
+
+def decode(
+    codes: UInt8[Array, "B T K H"], norms: Float[Array, "B T K n"], allocation: Allocation
+) -> Float[Array, "B T K H"]:
+    """x^."""
+    levels = _table(lambda levels: levels).reshape(-1)
+    chosen = levels[allocation.width[None, None] * 2**MAX_BITS + codes.astype(jnp.int32)]
+    return chosen * _unit(norms, allocation)
+
+
+def _unit(norms: Float[Array, "B T K n"], allocation: Allocation) -> Float[Array, "B T K H"]:
+    """What a level of one is worth in each channel: its group's norm over sqrt(d)."""
+    unit = norms * jax.lax.rsqrt(allocation.size.astype(jnp.float32))[None, None]
+    return jnp.einsum("btkn,khn->btkh", unit, _member(allocation), precision="highest")
+
+
+def _member(allocation: Allocation) -> Float[Array, "K H n"]:
+    """1 where a channel belongs to a group, else 0."""
+    return jax.nn.one_hot(allocation.group, allocation.size.shape[-1], dtype=jnp.float32)
+
+
+def _table(row) -> Float[Array, "widths 256"]:
+    """For each width from 0 to 8 a row made of its levels, filled up with infinities."""
+    table = np.full((MAX_BITS + 1, 2**MAX_BITS), np.inf, np.float32)
+    for bits in range(1, MAX_BITS + 1):
+        values = row(np.asarray(gaussian_levels(bits)))
+        table[bits, : len(values)] = values
+    return jnp.asarray(table)

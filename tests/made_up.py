@@ -1,0 +1,28 @@
+"""A calibration that no text was read for, of the right kind all the same."""
+
+import numpy as np
+
+from jkvq.basis import Calibration, SideCalibration
+from jkvq.cache_shape import CacheShape
+
+SHAPE = CacheShape(2, 2, 128)
+
+
+def random_calibration(
+    shape: CacheShape = SHAPE, centroids: int = 16, bits: int = 3
+) -> Calibration:
+    """Rotations are orthogonal, means far from zero, and widths keep the budget."""
+    rng = np.random.default_rng(0)
+    L, K, H = shape
+    widths = np.array([bits + 1, bits + 1, bits, bits, bits, bits, bits - 1, bits - 1])
+
+    def side() -> SideCalibration:
+        blocks = np.resize(widths, H // 2)
+        return SideCalibration(
+            mean=rng.normal(0, 3, (L, K, H)).astype(np.float32),
+            rotation=np.linalg.qr(rng.normal(size=(L, K, H, H)))[0].astype(np.float32),
+            centroids=rng.normal(0, 1, (L, centroids, K, H)).astype(np.float32),
+            widths=np.stack([[rng.permutation(blocks) for _ in range(K)] for _ in range(L)]),
+        )
+
+    return Calibration(side(), side())

@@ -1,0 +1,146 @@
+"""The methods written out in numpy, one token and head at a time, from their definitions.
+
+Nothing here shares code with jkvq: these are the independent side of the comparisons.
+"""
+
+import itertools
+import math
+import statistics
+
+import numpy as np
+
+
+def bf16(x):
+    """Rounded to bfloat16, to nearest even."""
+    bits = np.asarray(x, np.float32).view(np.uint32).astype(np.uint64)
+    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16 << 16
+    return rounded.astype(np.uint32).view(np.float32).astype(np.float64)
+
+
+def pack_planes(codes, bits):
+    """Bytes of the codes of a head: parts of 8, 4, 2, 1 bits, low first, a plane for each."""
+    out, shift = [], 0
+    for width in (8, 4, 2, 1):
+        if not bits & width:
+            continue
+        stride = len(codes) * width // 8
+        for byte in range(stride):
+            value = 0
+            for i in range(8 // width):
+                part = (int(codes[byte + i * stride]) >> shift) % 2**width
+                value |= part << (i * width)
+            out.append(value)
+        shift += width
+    return np.array(out, np.uint8)
+
+
+def pack_bits(codes, widths):
+    """Bytes of codes of unequal widths: bit 0 of all, then bit 1 of those that have it, ..."""
+    bits = [
+        (int(code) >> i) & 1
+        for i in range(8)
+        for code, width in zip(codes, widths, strict=True)
+        if width > i
+    ]
+    return np.array(
+        [sum(bit << j for j, bit in enumerate(bits[at : at + 8])) for at in range(0, len(bits), 8)],
+        np.uint8,
+    )
+
+
+def clip(x, quantile):
+    limit = np.quantile(np.abs(x), quantile)
+    return np.clip(x, -limit, limit)
+
+
+def affine_min_max(x, bits, group):
+    """(codes, scales, los, distance of each value to the nearest rounding tie, in steps)."""
+    codes, scales, los, ties = [], [], [], []
+    for part in x.reshape(-1, group):
+        lo, hi = part.min(), part.max()
+        scale, lo = bf16((hi - lo) / (2**bits - 1)), bf16(lo)
+        if scale == 0:
+            codes += [0] * group
+            ties += [0.5] * group
+        else:
+            level = (part - lo) / scale
+            codes += list(np.clip(np.floor(level + 0.5), 0, 2**bits - 1))
+            ties += list(np.abs(level + 0.5 - np.round(level + 0.5)))
+        scales.append(scale)
+        los.append(lo)
+    return np.array(codes), np.array(scales), np.array(los), np.array(ties)
+
+
+STEP = {2: 0.9957, 3: 0.5860, 4: 0.3352}
+
+
+def affine_fitted(x, bits, group):
+    """The same with the fitted step and the stretch."""
+    codes, scales, los, ties = [], [], [], []
+    for part in x.reshape(-1, group):
+        scale = STEP[bits] * part.std()
+        lo = part.mean() - scale * (2**bits - 1) / 2
+        for _ in range(2):
+            code = np.clip(np.floor((part - lo) / scale + 0.5), 0, 2**bits - 1)
+            if code.std() > 0:
+                scale, lo = np.polyfit(code, part, 1)
+        level = (part - lo) / scale
+        code = np.clip(np.floor(level + 0.5), 0, 2**bits - 1)
+        decoded = lo + scale * code
+        stretch = (part @ part) / (decoded @ part) if decoded @ part > 0 else 1.0
+        codes += list(code)
+        ties += list(np.abs(level + 0.5 - np.round(level + 0.5)))
+        scales.append(bf16(scale * stretch))
+        los.append(bf16(lo * stretch))
+    return np.array(codes), np.array(scales), np.array(los), np.array(ties)
+
+
+# Max (1960), table I: the positive levels for a Gaussian.
+MAX_1960 = {
+    1: [0.7980],
+    2: [0.4528, 1.510],
+    3: [0.2451, 0.7560, 1.344, 2.152],
+    4: [0.1284, 0.3881, 0.6568, 0.9424, 1.256, 1.618, 2.069, 2.733],
+}
+
+
+def lloyd_levels(bits):
+    """Lloyd-Max levels of N(0, 1): nearest edges and cell means in turn, until they rest."""
+    normal = statistics.NormalDist()
+    levels = [-2 + 4 * (i + 0.5) / 2**bits for i in range(2**bits)]
+    for _ in range(4000):
+        edges = [-40, *((a + b) / 2 for a, b in itertools.pairwise(levels)), 40]
+        levels = [
+            (normal.pdf(a) - normal.pdf(b)) / (normal.cdf(b) - normal.cdf(a))
+            for a, b in itertools.pairwise(edges)
+        ]
+    return np.array(levels)
+
+
+def lloyd(x, widths, levels):
+    """(codes, norms) of a head whose channels of equal width stand together."""
+    codes, norms = [], []
+    for width in dict.fromkeys(widths):
+        part = x[np.asarray(widths) == width]
+        norm = bf16(np.sqrt(part @ part))
+        unit = part / norm * math.sqrt(len(part)) if norm > 0 else part
+        codes += [int(np.abs(levels[width] - value).argmin()) for value in unit]
+        norms.append(norm)
+    return np.array(codes), np.array(norms)
+
+
+def attention(q, k, v, visible, scale):
+    """q [T, N, H] over k, v [S, K, H] where visible [T, S]; (out [T, N, H], lse [T, N])."""
+    q, k, v = (np.asarray(x, np.float64) for x in (q, k, v))
+    groups = q.shape[1] // k.shape[1]
+    out, lse = np.zeros(q.shape), np.full(q.shape[:2], -np.inf)
+    for t in range(q.shape[0]):
+        seen = np.flatnonzero(visible[t])
+        if len(seen) == 0:
+            continue
+        for n in range(q.shape[1]):
+            scores = scale * k[seen, n // groups] @ q[t, n]
+            weights = np.exp(scores - scores.max())
+            out[t, n] = weights @ v[seen, n // groups] / weights.sum()
+            lse[t, n] = scores.max() + np.log(weights.sum())
+    return out, lse

@@ -1,0 +1,62 @@
+import numpy as np
+import pytest
+
+import jkvq
+from jkvq.basis import Calibration, SideCalibration, make_basis
+from jkvq.cache_shape import CacheShape
+from jkvq.spec import parse_spec
+from tests.made_up import SHAPE, random_calibration
+
+
+@pytest.mark.parametrize(
+    ("cache", "part"),
+    [
+        ("oscar-int2", "rotation of the keys"),
+        ("hessian-int4", "rotation of the keys"),
+        ("kmeans16-int4", "centroids of the keys"),
+        ("blockgtq-k3v3", "widths of the keys"),
+        ("bdr64-k,center=true", "mean of the keys"),
+    ],
+)
+def test_a_method_that_needs_calibration_says_so(cache, part):
+    with pytest.raises(jkvq.UserError, match=f"needs a calibration with the {part}"):
+        make_basis(parse_spec(cache), SHAPE, None)
+
+
+def test_a_calibration_of_another_model_is_refused():
+    other = CacheShape(3, 2, 128)
+    with pytest.raises(jkvq.UserError, match=r"rotation has shape \(2, 2, 128, 128\)"):
+        make_basis(parse_spec("oscar-int2"), other, random_calibration())
+
+
+def test_block_rotation_gathers_groups_and_is_orthogonal():
+    basis = make_basis(parse_spec("blockgtq-k3v3"), SHAPE, random_calibration()).key
+    assert basis.allocation is not None
+    assert basis.rotation is not None
+    R = np.asarray(basis.rotation, np.float64)
+    np.testing.assert_allclose(
+        R @ R.transpose(0, 1, 3, 2), np.broadcast_to(np.eye(128), R.shape), atol=1e-6
+    )
+    widths = random_calibration().key.widths
+    assert widths is not None
+    channels = np.concatenate([widths, widths], axis=-1)
+    for layer, head in np.ndindex(2, 2):
+        given, kept = channels[layer, head], np.asarray(basis.allocation.width)[layer, head]
+        assert sorted(given, reverse=True) == kept.tolist()
+        # A channel only reaches columns of its own width.
+        assert (R[layer, head][given[:, None] != kept[None]] == 0).all()
+
+
+@pytest.mark.parametrize(
+    ("widths", "sentence"),
+    [
+        ([4] * 64, "average 3 in every head; these are 4 to 4"),
+        ([9] + [3] * 62 + [-3], "must be 1 to 8 bits"),
+        ([1, 2, 3, 4, 5] * 12 + [3] * 4, "5 different block widths; 4 may be stored"),
+    ],
+)
+def test_block_widths_that_cannot_be_stored_are_refused(widths, sentence):
+    given = np.broadcast_to(np.array(widths), (2, 2, 64))
+    calibration = Calibration(key=SideCalibration(widths=given))
+    with pytest.raises(jkvq.UserError, match=sentence):
+        make_basis(parse_spec("blockgtq-k3v3"), SHAPE, calibration)
