@@ -101,29 +101,21 @@ def _store(
     Each buffer is written once, with data that depend on what was read of it before: XLA updates it
     in place then, and would copy it otherwise.
     """
-    packed_index = chunk.position - spec.sink
-    packing, windows = chunk.real, stack.windows
+    windows, packed_index, packing = stack.windows, chunk.position - spec.sink, chunk.real
     if windows is not None and old is not None:
-        before = spec.packed(cache.length)[:, None]
-        after = spec.packed(cache.length + chunk.count)[:, None]
-        T, ring = chunk.position.shape[1], spec.recent + spec.page
-        most = min(ring, -(-T // spec.page) * spec.page)  # tokens that T new ones can drive out
-        leaving = before + jnp.arange(most, dtype=jnp.int32)[None]
-        leaves = (leaving < after) & (leaving < cache.length[:, None] - spec.sink)
+        leaving, leaves, after = _leaving(cache, spec, chunk)
         slot = slot_of(spec, leaving)[..., None, None]
-        windows = Windows(
-            *(
-                write_window(
-                    side, index, cache.row, advance(spec, held, x, cache.length, chunk.count)
-                )
-                for side, held, x in zip((windows.key, windows.value), old, (k, v), strict=True)
-            )
-        )
-        # A token is coded as the window holds it, whether it passed through there or not.
-        k, v = (
-            jnp.concatenate([jnp.take_along_axis(held, slot, axis=1), rounded(side, x)], axis=1)
-            for side, held, x in zip((windows.key, windows.value), old, (k, v), strict=True)
-        )
+
+        def pass_through(window, held, x):
+            """The window with x in it, and the tokens that leave it or go past it."""
+            advanced = advance(spec, held, x, cache.length, chunk.count)
+            # A token is coded as the window holds it, whether it passed through there or not.
+            out = [jnp.take_along_axis(held, slot, axis=1), rounded(window, x)]
+            return write_window(window, index, cache.row, advanced), jnp.concatenate(out, axis=1)
+
+        key_window, k = pass_through(windows.key, old[0], k)
+        value_window, v = pass_through(windows.value, old[1], v)
+        windows = Windows(key_window, value_window)
         passing = chunk.real & (packed_index >= 0) & (packed_index < after)
         packing = jnp.concatenate([leaves, passing], axis=1)
         packed_index = jnp.concatenate([leaving, packed_index], axis=1)
@@ -131,3 +123,13 @@ def _store(
     key = write(stack.key, codecs[0].encode(k), index, page, slot)
     value = write(stack.value, codecs[1].encode(v), index, page, slot)
     return Stack(key, value, windows)
+
+
+def _leaving(cache: KVCache, spec: CacheSpec, chunk: Chunk):
+    """The ring's tokens that a chunk may drive out, which of them it does, and the new boundary."""
+    before = spec.packed(cache.length)[:, None]
+    after = spec.packed(cache.length + chunk.count)[:, None]
+    T = chunk.position.shape[1]
+    most = min(spec.recent + spec.page, -(-T // spec.page) * spec.page)
+    leaving = before + jnp.arange(most, dtype=jnp.int32)[None]
+    return leaving, (leaving < after) & (leaving < cache.length[:, None] - spec.sink), after

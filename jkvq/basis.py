@@ -52,18 +52,20 @@ class SideBasis:
     spec: SideSpec = field(metadata={"static": True})
 
     def enter(self, x: Float[Array, "B T K H"], layer: int) -> Float[Array, "B T K H"]:
-        """(x - mean) R."""
-        return self.turn(x if self.mean is None else x - self.mean[layer][None, None], layer)
+        """(x - mean) R, in float32 unless it is x itself."""
+        if self.mean is not None:
+            x = x.astype(jnp.float32) - self.mean[layer][None, None]
+        return self.turn(x, layer)
 
     def turn(self, x: Float[Array, "B T N H"], layer: int) -> Float[Array, "B T N H"]:
-        """x R, each query head with the rotation of its KV head."""
+        """x R, each query head with the rotation of its KV head; float32 unless it is x itself."""
         if self.rotation is None:
             return x
         R = self.rotation[layer if len(self.rotation) > 1 else 0]  # [K, H, H], or [1, H, H]
         B, T, N, H = x.shape
         grouped = x.astype(jnp.float32).reshape(B, T, len(R), N // len(R), H)
         turned = jnp.einsum("btkgh,khi->btkgi", grouped, R, precision="highest")
-        return turned.reshape(x.shape).astype(x.dtype)
+        return turned.reshape(x.shape)
 
     def codec(self, layer: int) -> Codec:
         spec = self.spec

@@ -10,6 +10,8 @@ decoded is what was encoded. Attention never needs x^ itself:
 import jax.numpy as jnp
 from jaxtyping import Array, Float, UInt8
 
+from jkvq.pallas_kernels.words import as_bfloat16
+
 # The step, in standard deviations, that serves a Gaussian best with 2^bits uniform levels.
 GAUSSIAN_STEP = {2: 0.9957, 3: 0.5860, 4: 0.3352, 8: 0.0308}
 _REFITS = 2
@@ -33,7 +35,7 @@ def encode_min_max(
     x = _grouped(x, group)
     lo = x.min(-1)
     scale = (x.max(-1) - lo) / (2**bits - 1)
-    scale, lo = _stored(scale), _stored(lo)
+    scale, lo = as_bfloat16(scale), as_bfloat16(lo)
     return _codes(x, scale, lo, bits), scale, lo
 
 
@@ -57,7 +59,7 @@ def encode_fitted(
     shrunk = (decoded * x).sum(-1)
     stretch = jnp.where(shrunk > 0, (x * x).sum(-1) / jnp.where(shrunk > 0, shrunk, 1.0), 1.0)
     codes = _codes(x, scale, lo, bits)
-    return codes, _stored(scale * stretch), _stored(lo * stretch)
+    return codes, as_bfloat16(scale * stretch), as_bfloat16(lo * stretch)
 
 
 def _least_squares(x, codes, scale, lo):
@@ -79,10 +81,6 @@ def _levels(x, scale, lo, bits: int):
 def _codes(x, scale, lo, bits: int) -> UInt8[Array, "*rows H"]:
     codes = _levels(x, scale, lo, bits).astype(jnp.uint8)
     return codes.reshape(*codes.shape[:-2], -1)
-
-
-def _stored(x: Array) -> Array:
-    return x.astype(jnp.bfloat16).astype(jnp.float32)
 
 
 def _grouped(x: Array, group: int) -> Array:

@@ -15,6 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, UInt8
 
+from jkvq.pallas_kernels.words import as_bfloat16
+
 MAX_BITS = 8
 
 
@@ -65,7 +67,7 @@ def encode(
 ) -> tuple[UInt8[Array, "B T K H"], Float[Array, "B T K n"]]:
     """(codes, norms)."""
     norms = jnp.einsum("btkh,khn->btkn", x * x, _member(allocation), precision="highest")
-    norms = jnp.sqrt(norms).astype(jnp.bfloat16).astype(jnp.float32)
+    norms = as_bfloat16(jnp.sqrt(norms))
     unit = _unit(norms, allocation)
     ratio = x / jnp.where(unit > 0, unit, 1.0)
     edges = _table(lambda levels: [*np.add(levels[1:], levels[:-1]) / 2, np.inf])

@@ -13,10 +13,18 @@ _FLOATS = {jnp.dtype(jnp.uint16): jnp.bfloat16, jnp.dtype(jnp.uint32): jnp.float
 
 def to_words(x: Float[Array, "*shape"], words) -> UInt[Array, "*shape"]:
     """``x`` rounded to bfloat16 for words of uint16, to float32 for uint32."""
-    return jax.lax.bitcast_convert_type(x.astype(_FLOATS[jnp.dtype(words)]), words)
+    x = x.astype(jnp.float32)
+    if jnp.dtype(words) == jnp.uint16:
+        x = as_bfloat16(x).astype(jnp.bfloat16)
+    return jax.lax.bitcast_convert_type(x, words)
 
 
 def from_words(words: UInt[Array, "*shape"]) -> Float[Array, "*shape"]:
     """The floats, as float32."""
     floats = jax.lax.bitcast_convert_type(words, _FLOATS[words.dtype])
     return floats.astype(jnp.float32)
+
+
+def as_bfloat16(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+    """float32 rounded to bfloat16. A pair of casts would not do: XLA on GPUs leaves such out."""
+    return jax.lax.reduce_precision(x, exponent_bits=8, mantissa_bits=7)

@@ -172,7 +172,7 @@ def test_groups_of_query_heads_and_wide_heads(groups, head_dim):
     out, _ = setting.run([1] * 33, "stored")
     spec = setting.spec
     expected = setting.expected(0, _starts([1] * 33), lambda t: spec.packed(t + 1))
-    np.testing.assert_allclose(out[0], expected, atol=1e-5)
+    np.testing.assert_allclose(out[0], expected, atol=3e-5)
 
 
 def test_a_sequence_shorter_than_the_windows_is_exactly_the_16_bit_result():

@@ -66,7 +66,6 @@ def test_smollm2_perplexity_on_wikitext(smollm2, wikitext):
 
 # An independent implementation, float32, every token reading the cache as decode would.
 WIKITEXT_2048 = {
-    "int4": (17.16, 0.02),
     "quarot-int2,page=8": (24.1, 0.04),  # with pages of 64, up to 56 tokens more stay exact
     "tq-k3v3": (21.8, 0.06),
 }
