@@ -111,6 +111,7 @@ def _report(piece: Piece, model: str, cache: str, as_json: bool) -> None:
         f"{timings.compile:.1f} s of compilation; seed {generation.seed}",
         style="dim",
         highlight=False,
+        soft_wrap=True,
     )
 
 
