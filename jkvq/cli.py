@@ -184,8 +184,8 @@ def methods(
     shape, listed = CacheShape(1, 1, head_dim), {}
     for name, preset in PRESETS.items():
         try:
-            preset.spec.check(1, head_dim)
-        except UserError:  # not for heads of this size
+            preset.spec.check(1, head_dim, context)
+        except UserError:  # not for heads or contexts of this size
             continue
         listed[name] = {
             "bits_per_element": bits_per_element(preset.spec, shape, context),

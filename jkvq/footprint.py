@@ -39,7 +39,7 @@ def footprint(
     if batch < 1:
         raise UserError(f"batch={batch}: at least 1 is needed")
     shape = config.cache_shape
-    spec.check(shape.layers, shape.head_dim)
+    spec.check(shape.layers, shape.head_dim, config.context)
     page, window = stored_bytes(spec, shape, 1, 0), stored_bytes(spec, shape, 0, 1)
     sequence = sequence_bytes(spec, shape, context)
     weights = weight_bytes(config, dtype)

@@ -81,7 +81,7 @@ def with_cache(llm: LLM, cache: str | CacheSpec, calibration: Calibration | None
 
 def checked_basis(config: ModelConfig, spec: CacheSpec, calibration: Calibration | None) -> Basis:
     """The basis of a spec for a model; refuses a spec that the model cannot have."""
-    spec.check(config.layers, config.head_dim)
+    spec.check(config.layers, config.head_dim, config.context)
     return make_basis(spec, config.cache_shape, calibration)
 
 

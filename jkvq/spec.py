@@ -132,8 +132,12 @@ class CacheSpec:
     def without_exact_layers(self) -> "CacheSpec":
         return dataclasses.replace(self, exact_layers=())
 
-    def check(self, layers: int, head_dim: int) -> None:
-        """Refuses a spec that a model with so many layers and channels per head cannot have."""
+    def check(self, layers: int, head_dim: int, context: int) -> None:
+        """Refuses a spec that a model of these sizes cannot have."""
+        if self.sink + self.recent > context:
+            raise UserError(
+                f"sink={self.sink}, recent={self.recent}: together at most the context of {context}"
+            )
         for layer in self.exact_layers:
             if not 0 <= layer < layers:
                 raise UserError(f"exact_layers={layer}: this model has layers 0 to {layers - 1}")

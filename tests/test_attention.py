@@ -181,3 +181,14 @@ def test_a_sequence_shorter_than_the_windows_is_exactly_the_16_bit_result():
         out, cache = windowed.run(chunks, "exact")
         np.testing.assert_array_equal(cache.stacks[0].key.codes[LAYER, 1:], 255)  # untouched
         np.testing.assert_allclose(out, plain.run(chunks, "exact")[0], atol=1e-6)
+
+
+@pytest.mark.parametrize("cache", ["int4", "jkvq-int2,sink=4,recent=10"])
+def test_a_nan_in_one_sequence_never_reaches_another(cache):
+    clean, dirty = Setting(cache, [30, 30]), Setting(cache, [30, 30])
+    for name in dirty.qkv:
+        dirty.qkv[name][1, 5] = np.nan
+    for chunks, own in (([1] * 30, "stored"), ([13, 17], "exact")):
+        expected, out = (setting.run(chunks, own)[0] for setting in (clean, dirty))
+        np.testing.assert_array_equal(out[0], expected[0])
+        assert np.isnan(out[1, 5:]).any()

@@ -60,11 +60,12 @@ def test_split_specs_keeps_overrides_with_their_cache():
         ("int4,value.group=64", 80, "head_dim=80: value group 64 does not divide it"),
         ("int3", 20, "head_dim=20: key bits=3: 20 codes of 3 bits do not fill whole bytes"),
         ("int4,exact_layers=7", 64, "exact_layers=7: this model has layers 0 to 3"),
+        ("int2,sink=64,recent=4033", 64, "sink=64, recent=4033: together at most .* 4096"),
     ],
 )
 def test_check_refuses_what_a_model_cannot_have(text, head_dim, sentence):
     with pytest.raises(jkvq.UserError, match=sentence):
-        parse_spec(text).check(4, head_dim)
+        parse_spec(text).check(4, head_dim, 4096)
 
 
 def test_packed_keeps_between_recent_and_a_page_more_exact():
