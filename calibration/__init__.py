@@ -1,1 +1,1 @@
-"""Offline calibration of quantized caches. Empty until the first quantized cache lands."""
+"""Offline calibration of caches; nothing is here yet."""
