@@ -49,8 +49,8 @@ def _fold_layer(config: ModelConfig, layer: Params, basis: Basis, index: int) ->
     weight = jnp.einsum("khd,khi->kid", v["weight"].reshape(K, H, -1), R, precision="highest")
     out = o["weight"].reshape(-1, K, G, H)
     new_v = {"weight": weight.reshape(K * H, -1)}
-    new_o = {"weight": jnp.einsum("dkgh,khi->dkgi", out, R, precision="highest")}
-    new_o = {"weight": new_o["weight"].reshape(-1, K * G * H)}
+    turned_out = jnp.einsum("dkgh,khi->dkgi", out, R, precision="highest")
+    new_o = {"weight": turned_out.reshape(-1, K * G * H)}
     if "bias" in v:
         mean = jnp.zeros((K, H)) if side.mean is None else side.mean[index]
         centred = v["bias"].reshape(K, H) - mean

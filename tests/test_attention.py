@@ -122,7 +122,7 @@ def test_tokens_that_see_each_other_as_stored_give_what_decode_gives(cache, chun
     spec = setting.spec.of_layer(LAYER)
     for row, length in enumerate(setting.lengths):
         expected = setting.expected(row, _starts(chunks), lambda t: spec.packed(t + 1))
-        _assert_mostly_close(out[row, :length], expected)
+        _assert_close(out[row, :length], expected, setting)
 
 
 @pytest.mark.parametrize("cache", CACHES)
@@ -132,13 +132,14 @@ def test_chunks_see_themselves_exactly_and_earlier_ones_as_stored(cache):
     spec, starts = setting.spec.of_layer(LAYER), _starts(chunks)
     for row, length in enumerate(setting.lengths):
         expected = setting.expected(row, starts, lambda t: spec.packed(int(starts[t])))
-        _assert_mostly_close(out[row, :length], expected)
+        _assert_close(out[row, :length], expected, setting)
 
 
-def _assert_mostly_close(out, expected):
-    """Close, but for codes that float32 rounds the other way at a tie: a few in a thousand."""
+def _assert_close(out, expected, setting: Setting):
+    """Close; after a rotation, but for a few codes that float32 rounds the other way at a tie."""
     far = np.abs(out - expected) > 1e-5 + 1e-4 * np.abs(expected)
-    assert far.mean() < 0.02
+    turned = setting.basis.key.rotation is not None
+    assert far.mean() <= (0.02 if turned else 0)
     np.testing.assert_allclose(out, expected, atol=0.1)
 
 
