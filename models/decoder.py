@@ -6,7 +6,7 @@ Parameters are a plain nested dict with one entry per layer, weights as checkpoi
 
 import dataclasses
 import functools
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -16,10 +16,26 @@ from jaxtyping import Array, Float, Int
 
 from jkvq.attention import Own, attend
 from jkvq.basis import Basis
-from jkvq.cache import Chunk, KVCache, next_chunk
+from jkvq.cache import KVCache, next_chunk
 from jkvq.models.config import ModelConfig
 
 Params = dict[str, Any]
+
+
+class Attend(Protocol):
+    """What a layer does with its queries, keys and values, which carry their rotary positions."""
+
+    def __call__(
+        self,
+        layer: int,
+        q: Float[Array, "B T N H"],
+        k: Float[Array, "B T K H"],
+        v: Float[Array, "B T K H"],
+        state: Any,
+        /,
+    ) -> tuple[Float[Array, "B T N H"], Any]:
+        """The attention's output and the state after this layer."""
+        ...
 
 
 def _weight(*shape: int) -> nnx.Param:
@@ -52,7 +68,7 @@ class RMSNorm(nnx.Module):
 
 
 class Attention(nnx.Module):
-    """Grouped-query attention with rotary positions, over the cache."""
+    """Grouped-query attention with rotary positions, over whatever ``attend`` keeps."""
 
     def __init__(self, config: ModelConfig, layer: int):
         self.config, self.layer = config, layer
@@ -64,7 +80,7 @@ class Attention(nnx.Module):
         self.q_norm = RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else None
         self.k_norm = RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else None
 
-    def __call__(self, x, rotary, basis: Basis, cache: KVCache, chunk: Chunk, own: Own):
+    def __call__(self, x, rotary, attend: Attend, state):
         B, T, _ = x.shape
         q, k, v = (
             proj(x).reshape(B, T, -1, self.config.head_dim) for proj in (self.q, self.k, self.v)
@@ -72,9 +88,8 @@ class Attention(nnx.Module):
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         q, k = rotate(q, *rotary), rotate(k, *rotary)
-        scale = self.config.head_dim**-0.5
-        out, cache = attend(cache, basis, self.layer, q, k, v, chunk, scale=scale, own=own)
-        return self.o(out.reshape(B, T, -1)), cache
+        out, state = attend(self.layer, q, k, v, state)
+        return self.o(out.reshape(B, T, -1)), state
 
 
 class MLP(nnx.Module):
@@ -98,11 +113,10 @@ class Layer(nnx.Module):
         self.mlp_norm = RMSNorm(config.width, config.norm_eps)
         self.mlp = MLP(config)
 
-    def __call__(self, x, rotary, basis, cache, chunk, own):
-        normed = self.attention_norm(x)
-        mixed, cache = self.attention(normed, rotary, basis, cache, chunk, own)
+    def __call__(self, x, rotary, attend: Attend, state):
+        mixed, state = self.attention(self.attention_norm(x), rotary, attend, state)
         x = x + mixed
-        return x + self.mlp(self.mlp_norm(x)), cache
+        return x + self.mlp(self.mlp_norm(x)), state
 
 
 class Decoder(nnx.Module):
@@ -115,13 +129,12 @@ class Decoder(nnx.Module):
         self.norm = RMSNorm(config.width, config.norm_eps)
         self.head = None if config.tied else Linear(config.width, config.vocab)
 
-    def __call__(self, basis: Basis, cache: KVCache, tokens, count, own: Own):
-        chunk = next_chunk(cache, count, tokens.shape[1])
-        rotary = rotary_angles(self.config, chunk.position)
+    def __call__(self, tokens, position, attend: Attend, state):
+        rotary = rotary_angles(self.config, position)
         x = self.embedding[...][tokens]
         for layer in self.layers:
-            x, cache = layer(x, rotary, basis, cache, chunk, own)
-        return self.norm(x), dataclasses.replace(cache, length=cache.length + count)
+            x, state = layer(x, rotary, attend, state)
+        return self.norm(x), state
 
     def logits(self, hidden):
         weight = self.embedding[...] if self.head is None else self.head.weight[...]
@@ -185,7 +198,25 @@ def forward(
     Returns the final hidden states, which ``logits`` turns into scores of the next token, and the
     cache with the tokens stored.
     """
-    return _bind(config, params)(basis, cache, tokens, count, own)
+    chunk, scale = next_chunk(cache, count, tokens.shape[1]), config.head_dim**-0.5
+
+    def over_cache(layer, q, k, v, cache):
+        return attend(cache, basis, layer, q, k, v, chunk, scale=scale, own=own)
+
+    hidden, cache = run(config, params, tokens, chunk.position, over_cache, cache)
+    return hidden, dataclasses.replace(cache, length=cache.length + count)
+
+
+def run(
+    config: ModelConfig,
+    params: Params,
+    tokens: Int[Array, "B T"],
+    position: Int[Array, "B T"],
+    attend: Attend,
+    state: Any,
+) -> tuple[Float[Array, "B T D"], Any]:
+    """Runs tokens through the layers with any attention, which may keep a state."""
+    return _bind(config, params)(tokens, position, attend, state)
 
 
 def logits(
