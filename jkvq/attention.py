@@ -13,8 +13,8 @@ from jaxtyping import Array, Float
 
 from jkvq.basis import Basis
 from jkvq.cache import Chunk, KVCache, Stack, Windows, home, page_of
-from jkvq.codecs import Codec
 from jkvq.pallas_kernels.chunk_attention import chunk_attention
+from jkvq.pallas_kernels.codecs import Codec
 from jkvq.pallas_kernels.merge import merge
 from jkvq.pallas_kernels.paged_attention import paged_attention
 from jkvq.pallas_kernels.write import write

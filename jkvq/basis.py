@@ -13,11 +13,12 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from jkvq.cache_shape import CacheShape
-from jkvq.codecs import BLOCK_GROUPS, AffineCodec, Codec, FloatCodec, LloydCodec
 from jkvq.errors import UserError
+from jkvq.pallas_kernels.codecs import AffineCodec, Codec, FloatCodec, LloydCodec
 from jkvq.pallas_kernels.lloyd import Allocation
 from jkvq.rotation import fixed_rotation, random_rotation
 from jkvq.spec import CALIBRATED_ROTATIONS, EXACT, CacheSpec, SideSpec
+from jkvq.stored import BLOCK_GROUPS
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ import numpy as np
 from jaxtyping import Array, Int, UInt
 
 from jkvq.cache_shape import CacheShape
-from jkvq.codecs import stored
 from jkvq.pages import PADDING_PAGE
 from jkvq.pallas_kernels.packed import Packed
 from jkvq.spec import CacheSpec, SideSpec
+from jkvq.stored import stored
 
 
 @jax.tree_util.register_dataclass

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from jkvq.errors import UserError, nearest
-from jkvq.pallas_kernels.packing import packed_bytes
+from jkvq.pallas_kernels.packing import packed_words
 
 CALIBRATED_ROTATIONS = ("oscar", "hessian")
 ROTATIONS = (
@@ -157,7 +157,7 @@ def _check_side(name: str, side: SideSpec, head_dim: int) -> None:
         refuse(f"group {side.group} does not divide it", "a group that does")
     if side.codec != "float":
         try:
-            packed_bytes(head_dim, side.bits)
+            packed_words(head_dim, side.bits)
         except ValueError as error:
             refuse(f"bits={side.bits}: {error}", f"{name}.bits=4")
 

@@ -1,86 +1,88 @@
-"""Packing small codes into bytes, in planes.
+"""Packing small codes into 16-bit words.
 
-A code of ``bits`` bits is cut, low bits first, into parts of 8, 4, 2 or 1 bits (3 = 2 + 1), and
-each part of all H channels makes a plane. With n = 8 / width parts a byte, byte j of a plane holds
-the channels j, j + H/n, j + 2H/n, ... from the low bits up: unpacking gives n contiguous tiles of
-H/n channels, with no interleaving.
+Codes of equal width go in planes. A code of ``bits`` bits is cut, low bits first, into parts of 8,
+4, 2 or 1 bits (3 = 2 + 1), and each part of all H channels takes words of its own: with n = 16 /
+width parts a word, word j of a part holds the channels j, j + H/n, j + 2H/n, ... from the low bits
+up. Unpacking gives n contiguous tiles of H/n channels, with no interleaving.
 
-Codes of unequal widths go into a stream of bits instead: bit 0 of every channel, then bit 1 of
-those that have one, and so on; channels stand widest first, so that each such run is a prefix.
+Codes of unequal widths go into a stream of bits instead, one code after the other.
 """
 
+import jax
 import jax.numpy as jnp
-import numpy as np
-from jaxtyping import Array, Int, UInt8
+from jaxtyping import Array, Int, UInt8, UInt16
 
-_EIGHT = np.arange(8, dtype=np.uint8)
+WORD = 16
 
 
-def plane_widths(bits: int) -> list[int]:
-    """The widths of the planes of a code, low bits first."""
+def part_widths(bits: int) -> list[int]:
+    """The widths of the parts of a code, low bits first."""
     return [width for width in (8, 4, 2, 1) if bits & width]
 
 
-def packed_bytes(channels: int, bits: int) -> int:
-    """Bytes of ``channels`` codes; refuses a number that does not fill whole bytes."""
-    for width in plane_widths(bits):
-        if channels * width % 8:
-            raise ValueError(f"{channels} codes of {bits} bits do not fill whole bytes")
-    return channels * bits // 8
+def packed_words(channels: int, bits: int) -> int:
+    """Words of ``channels`` codes; refuses a number that does not fill whole words."""
+    for width in part_widths(bits):
+        if channels * width % WORD:
+            raise ValueError(f"{channels} codes of {bits} bits do not fill whole 16-bit words")
+    return channels * bits // WORD
 
 
-def pack(codes: UInt8[Array, "*rows H"], bits: int) -> UInt8[Array, "*rows bytes"]:
+def pack(codes: UInt8[Array, "*rows H"], bits: int) -> UInt16[Array, "*rows words"]:
     """Codes below 2^bits, packed."""
-    planes, shift = [], 0
-    for width in plane_widths(bits):
-        part = (codes >> shift) & (2**width - 1)
-        tiles = jnp.split(part, 8 // width, axis=-1)
-        planes.append(sum((tile << (i * width) for i, tile in enumerate(tiles)), jnp.uint8(0)))
+    parts, shift = [], 0
+    for width in part_widths(bits):
+        part = ((codes >> shift) & (2**width - 1)).astype(jnp.uint16)
+        tiles = jnp.split(part, WORD // width, axis=-1)
+        parts.append(sum((tile << (i * width) for i, tile in enumerate(tiles)), jnp.uint16(0)))
         shift += width
-    return jnp.concatenate(planes, axis=-1)
+    return jnp.concatenate(parts, axis=-1)
 
 
-def unpack(packed: UInt8[Array, "*rows bytes"], bits: int) -> UInt8[Array, "*rows H"]:
+def unpack(packed: UInt16[Array, "*rows words"], bits: int) -> UInt8[Array, "*rows H"]:
     """The codes that were packed."""
-    channels, codes, shift, start = packed.shape[-1] * 8 // bits, jnp.uint8(0), 0, 0
-    for width in plane_widths(bits):
-        plane = packed[..., start : start + channels * width // 8]
-        tiles = [(plane >> (i * width)) & (2**width - 1) for i in range(8 // width)]
+    channels, codes, shift, start = packed.shape[-1] * WORD // bits, jnp.uint16(0), 0, 0
+    for width in part_widths(bits):
+        part = packed[..., start : start + channels * width // WORD]
+        tiles = [(part >> (i * width)) & (2**width - 1) for i in range(WORD // width)]
         codes = codes | (jnp.concatenate(tiles, axis=-1) << shift)
         shift += width
-        start += channels * width // 8
-    return codes
+        start += channels * width // WORD
+    return codes.astype(jnp.uint8)
+
+
+def stream_offsets(width: Int[Array, "K H"]) -> Int[Array, "K H"]:
+    """The bit at which each channel's code begins in its head's stream."""
+    return jnp.cumsum(width, axis=-1) - width
 
 
 def pack_stream(
-    codes: UInt8[Array, "B T K H"], width: Int[Array, "K H"], size: int
-) -> UInt8[Array, "B T K bytes"]:
-    """Codes of ``width`` bits, descending, in ``size`` bytes a head."""
-    B, T, K, _ = codes.shape
-    bits = (codes[..., None] >> _EIGHT.reshape(1, 1, 1, 1, 8)) & 1  # [B, T, K, H, 8]
-    stream = jnp.zeros((B, T, K, 8 * size), jnp.uint8)
-    head = jnp.arange(K)[:, None, None]
-    stream = stream.at[:, :, head, _addresses(width)].set(bits, mode="drop")
-    octets = stream.reshape(B, T, K, size, 8) << _EIGHT.reshape(1, 1, 1, 1, 8)
-    return octets.sum(-1, dtype=jnp.uint8)
+    codes: UInt8[Array, "B T K H"], width: Int[Array, "K H"], words: int
+) -> UInt16[Array, "B T K words"]:
+    """Codes of ``width`` bits, one after the other, in so many words a head."""
+    offset = stream_offsets(width)
+    shifted = codes.astype(jnp.uint32) << (offset % WORD).astype(jnp.uint32)[None, None]
+    parts = (shifted & 0xFFFF).astype(jnp.float32), (shifted >> WORD).astype(jnp.float32)
+    total = jnp.float32(0)
+    for i, part in enumerate(parts):  # a code may reach into the next word
+        place = jax.nn.one_hot(offset // WORD + i, words)
+        # The bits of a word add up without a carry, exactly in float32.
+        total = total + jnp.einsum("btkh,khw->btkw", part, place, precision="highest")
+    return total.astype(jnp.uint16)
 
 
 def unpack_stream(
-    packed: UInt8[Array, "B T K bytes"], width: Int[Array, "K H"]
+    packed: UInt16[Array, "B T K words"], width: Int[Array, "K H"]
 ) -> UInt8[Array, "B T K H"]:
     """The codes that were packed."""
-    B, T, K, size = packed.shape
-    stream = (packed[..., None] >> _EIGHT.reshape(1, 1, 1, 1, 8)) & 1
-    head = jnp.arange(K)[:, None, None]
-    bits = stream.reshape(B, T, K, 8 * size).at[:, :, head, _addresses(width)]
-    bits = bits.get(mode="fill", fill_value=0)  # [B, T, K, H, 8]
-    return (bits << _EIGHT.reshape(1, 1, 1, 1, 8)).sum(-1, dtype=jnp.uint8)
-
-
-def _addresses(width: Int[Array, "K H"]) -> Int[Array, "K H 8"]:
-    """Where bit i of each channel stands in its head's stream; past the end where it has none."""
-    has = width[..., None] > jnp.arange(8)[None, None]
-    count = has.sum(1)  # of each bit, [K, 8]
-    before = jnp.cumsum(count, axis=-1) - count
-    address = before[:, None] + jnp.arange(width.shape[1])[None, :, None]
-    return jnp.where(has, address, jnp.iinfo(jnp.int32).max)
+    offset = stream_offsets(width)
+    first = offset // WORD
+    low, high = (
+        jnp.take_along_axis(packed, word[None, None], axis=-1).astype(jnp.uint32)
+        for word in (first, jnp.minimum(first + 1, packed.shape[-1] - 1))
+    )
+    both = low | (high << WORD)
+    mask = (1 << width.astype(jnp.uint32)) - 1
+    return ((both >> (offset % WORD).astype(jnp.uint32)[None, None]) & mask[None, None]).astype(
+        jnp.uint8
+    )

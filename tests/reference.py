@@ -18,33 +18,35 @@ def bf16(x):
 
 
 def pack_planes(codes, bits):
-    """Bytes of the codes of a head: parts of 8, 4, 2, 1 bits, low first, a plane for each."""
+    """Words of the codes of a head: parts of 8, 4, 2, 1 bits, low first, with planes in each."""
     out, shift = [], 0
     for width in (8, 4, 2, 1):
         if not bits & width:
             continue
-        stride = len(codes) * width // 8
-        for byte in range(stride):
+        stride = len(codes) * width // 16
+        for word in range(stride):
             value = 0
-            for i in range(8 // width):
-                part = (int(codes[byte + i * stride]) >> shift) % 2**width
+            for i in range(16 // width):
+                part = (int(codes[word + i * stride]) >> shift) % 2**width
                 value |= part << (i * width)
             out.append(value)
         shift += width
-    return np.array(out, np.uint8)
+    return np.array(out, np.uint16)
 
 
 def pack_bits(codes, widths):
-    """Bytes of codes of unequal widths: bit 0 of all, then bit 1 of those that have it, ..."""
+    """Words of codes of unequal widths, one after the other, low bits first."""
     bits = [
         (int(code) >> i) & 1
-        for i in range(8)
         for code, width in zip(codes, widths, strict=True)
-        if width > i
+        for i in range(width)
     ]
     return np.array(
-        [sum(bit << j for j, bit in enumerate(bits[at : at + 8])) for at in range(0, len(bits), 8)],
-        np.uint8,
+        [
+            sum(bit << j for j, bit in enumerate(bits[at : at + 16]))
+            for at in range(0, len(bits), 16)
+        ],
+        np.uint16,
     )
 
 

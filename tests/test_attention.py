@@ -180,7 +180,7 @@ def test_a_sequence_shorter_than_the_windows_is_exactly_the_16_bit_result():
     windowed, plain = Setting("int2,sink=8,recent=24", [32]), Setting("bf16", [32])
     for chunks in ([32], [20, 12]):
         out, cache = windowed.run(chunks, "exact")
-        np.testing.assert_array_equal(cache.stacks[0].key.codes[LAYER, 1:], 255)  # untouched
+        np.testing.assert_array_equal(cache.stacks[0].key.codes[LAYER, 1:], 0xFFFF)  # untouched
         np.testing.assert_allclose(out, plain.run(chunks, "exact")[0], atol=1e-6)
 
 

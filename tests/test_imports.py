@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[1]
 RANKS = [
     ["jkvq.errors", "jkvq.progress"],
     ["jkvq.pallas_kernels"],
-    ["jkvq.spec", "jkvq.codecs", "jkvq.rotation", "jkvq.pages", "jkvq.cache_shape"],
+    ["jkvq.spec", "jkvq.stored", "jkvq.rotation", "jkvq.pages", "jkvq.cache_shape"],
     ["jkvq.cache", "jkvq.basis", "jkvq.window"],
     ["jkvq.attention"],
     ["jkvq.models"],

@@ -58,7 +58,7 @@ def test_split_specs_keeps_overrides_with_their_cache():
         ("quarot-int4", 80, "head_dim=80: key rotation hadamard needs a power of two"),
         ("oscar-int2", 96, "head_dim=96: key rotation oscar needs a power of two; use rotation="),
         ("int4,value.group=64", 80, "head_dim=80: value group 64 does not divide it"),
-        ("int3", 20, "head_dim=20: key bits=3: 20 codes of 3 bits do not fill whole bytes"),
+        ("int3", 20, "head_dim=20: key bits=3: 20 codes of 3 bits do not fill whole 16-bit words"),
         ("int4,exact_layers=7", 64, "exact_layers=7: this model has layers 0 to 3"),
         ("int2,sink=64,recent=4033", 64, "sink=64, recent=4033: together at most .* 4096"),
     ],

@@ -3,37 +3,24 @@
 A codec of one side and one layer is a small pure thing with this contract:
 
 - ``encode(x)`` of x [B, T, K, H] gives packed tokens, each from that token alone: the same token
-  gives the same bytes in any chunk and any batch.
+  gives the same words in any chunk and any batch.
 - ``dot`` and ``mix`` are q . x^ and the weighted sum of x^, straight from packed tokens; ``decode``
   is x^ itself.
-- ``stored(H)`` says how many codes, params and indices a token and head take; nothing else is kept.
 
-Every x here is in the basis of the cache: centred and rotated (see basis.py).
+Every x here is in the basis of the cache: centred and rotated.
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, UInt8
+from jaxtyping import Array, Bool, Float
 
 from jkvq.pallas_kernels import affine, lloyd
 from jkvq.pallas_kernels.packed import Packed
-from jkvq.pallas_kernels.packing import pack, pack_stream, packed_bytes, unpack, unpack_stream
+from jkvq.pallas_kernels.packing import WORD, pack, pack_stream, packed_words, unpack, unpack_stream
 from jkvq.pallas_kernels.words import from_words, to_words
-from jkvq.spec import SideSpec
-
-BLOCK_GROUPS = 4  # different widths, and so norms, that a head with a block allocation may have
-
-
-class Stored(NamedTuple):
-    """What one token and head take in storage."""
-
-    codes: int  # elements of the codes' dtype
-    dtype: type  # of the codes
-    params: int  # bfloat16 numbers
-    centroid: type | None  # of the index of its centroid, one for all heads
 
 
 class Codec(Protocol):
@@ -140,47 +127,29 @@ class LloydCodec(_Dense):
     """A norm for each group and the nearest Lloyd-Max level for each channel.
 
     Invariants: norms are bfloat16 and >= 0; a code is below 2^width of its channel; a head takes
-    the whole bytes that its widths add up to.
+    the whole words that its widths add up to, ``bits`` for each channel on average.
     """
 
     bits: int
     allocation: lloyd.Allocation | None = None  # None is the same width everywhere
 
     def encode(self, x):
-        codes, norms = lloyd.encode(x.astype(jnp.float32), self._allocation(x))
-        if self.allocation is None:
-            packed = pack(codes, self.bits)
-        else:
-            size = packed_bytes(x.shape[-1], self.bits)
-            packed = pack_stream(codes, self.allocation.width, size)
+        allocation = self.of_heads(*x.shape[-2:])
+        codes, norms = lloyd.encode(x.astype(jnp.float32), allocation)
+        packed = pack_stream(codes, allocation.width, packed_words(x.shape[-1], self.bits))
         return Packed(packed, to_words(norms, jnp.uint16))
 
     def decode(self, tokens, real):
         assert tokens.params is not None
         norms = jnp.where(real[..., None, None], from_words(tokens.params), 0.0)
-        codes = self._unpack(tokens.codes)
-        return lloyd.decode(codes, norms, self._allocation(codes))
+        K, words = tokens.codes.shape[-2:]
+        allocation = self.of_heads(K, words * WORD // self.bits)
+        codes = unpack_stream(tokens.codes, allocation.width)
+        return lloyd.decode(codes, norms, allocation)
 
-    def _unpack(self, packed) -> UInt8[Array, "B S K H"]:
-        if self.allocation is None:
-            return unpack(packed, self.bits)
-        return unpack_stream(packed, self.allocation.width)
-
-    def _allocation(self, x: Array) -> lloyd.Allocation:
-        K, H = x.shape[-2:]
-        return self.allocation or lloyd.uniform_allocation(K, H, self.bits)
-
-
-def stored(side: SideSpec, head_dim: int) -> Stored:
-    """What a side's spec keeps of one token and head."""
-    if side.codec == "float":
-        return Stored(head_dim, {16: np.uint16, 32: np.uint32}[side.bits], 0, None)
-    index = index_dtype(side.centroids) if side.centroids else None
-    if side.codec == "affine":
-        params = 2 * head_dim // (side.group or head_dim)
-    else:
-        params = BLOCK_GROUPS if side.allocation == "blocks" else 1
-    return Stored(packed_bytes(head_dim, side.bits), np.uint8, params, index)
+    def of_heads(self, heads: int, channels: int) -> lloyd.Allocation:
+        """The allocation, written out if it is the same width everywhere."""
+        return self.allocation or lloyd.uniform_allocation(heads, channels, self.bits)
 
 
 def index_dtype(centroids: int) -> type:
