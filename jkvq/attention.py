@@ -5,21 +5,21 @@ below it are read from pages; the sink, and packed-to-be tokens from it on, are 
 the windows or from the chunk itself.
 """
 
-import dataclasses
 from typing import Literal
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jkvq.basis import Basis
-from jkvq.cache import Chunk, KVCache, Stack, Windows, home, page_of
+from jkvq.cache import Chunk, KVCache
+from jkvq.kernel_attention import attend_prefill, attend_token
+from jkvq.layer_cache import LayerCache
 from jkvq.pallas_kernels.chunk_attention import chunk_attention
-from jkvq.pallas_kernels.codecs import Codec
-from jkvq.pallas_kernels.merge import merge
+from jkvq.pallas_kernels.device import Implementation
+from jkvq.pallas_kernels.merge import merge_all
 from jkvq.pallas_kernels.paged_attention import paged_attention
-from jkvq.pallas_kernels.write import write
-from jkvq.spec import CacheSpec
-from jkvq.window import advance, held_positions, read_window, rounded, slot_of, write_window
+from jkvq.storing import store_chunk
+from jkvq.window import seen_exactly
 
 # How new tokens see each other: "exact" as computed, as prefill does; "stored" as the cache would
 # give them back if they came one at a time, as decode does.
@@ -37,99 +37,39 @@ def attend(
     *,
     scale: float,
     own: Own,
+    implementation: Implementation = "reference",
 ) -> tuple[Float[Array, "B T N H"], KVCache]:
     """Stores k and v of a chunk in one layer, and lets its queries attend.
 
     Values come, and the output goes, in the basis of the cache (see basis.py). The returned cache
     holds the new tokens; its ``length`` is the caller's to advance, once all layers are through.
     """
-    spec, (stack_id, index) = cache.spec.of_layer(layer), home(cache.spec, layer)
-    stack = cache.stacks[stack_id]
-    key, value = basis.layer(layer)
-    dtype = q.dtype
-    q, k = key.turn(q, layer), key.enter(k, layer)
-    codecs = key.codec(layer), value.codec(layer)
+    view = LayerCache(cache, basis, layer)
+    if implementation == "reference":
+        out, cache = _attend_reference(view, q, k, v, chunk, scale=scale, own=own)
+    else:
+        if own == "stored" and q.shape[1] > 1:
+            raise ValueError("tokens see each other as stored in the reference implementation only")
+        attend_new = attend_token if own == "stored" else attend_prefill
+        interpret = implementation == "interpret"
+        out, cache = attend_new(view, q, k, v, chunk, scale=scale, interpret=interpret)
+    return out.astype(q.dtype), cache
 
-    sees = spec.packed(chunk.position + 1 if own == "stored" else cache.length[:, None])
+
+def _attend_reference(view: LayerCache, q, k, v, chunk: Chunk, *, scale: float, own: Own):
+    spec, length = view.spec, view.cache.length
+    q, k = view.key.turn(q, view.layer), view.key.enter(k, view.layer)
+    sees = spec.packed(chunk.position + 1 if own == "stored" else length[:, None])
     boundary = jnp.where(chunk.real, sees, 0)
-    parts = []
-    old = None
-    if stack.windows is not None:
-        old_k = read_window(stack.windows.key, index, cache.row)
-        old_v = read_window(stack.windows.value, index, cache.row)
-        old = (old_k, old_v)
-        seen = _seen(spec, held_positions(spec, cache.length), boundary)
-        parts.append(chunk_attention(q, old_k, old_v, seen & chunk.real[..., None], scale=scale))
+    parts, old = [], view.exact_tokens()
+    if old is not None:
+        seen = seen_exactly(spec, view.exact_positions(), boundary) & chunk.real[..., None]
+        parts.append(chunk_attention(q, *old, seen, scale=scale))
     if spec.windowed or own == "exact":
         causal = chunk.position[:, None, :] <= chunk.position[..., None]
-        seen = _seen(spec, chunk.position, boundary) & causal & chunk.real[:, None]
+        seen = seen_exactly(spec, chunk.position, boundary) & causal & chunk.real[:, None]
         parts.append(chunk_attention(q, k, v, seen, scale=scale))
-    stack = _store(cache, spec, stack, index, codecs, k, v, old, chunk)
-    parts.append(
-        paged_attention(
-            q, stack.key, stack.value, *codecs, index, cache.block_table, boundary, scale=scale
-        )
-    )
-    out, lse = parts[0]
-    for part in parts[1:]:
-        out, lse = merge(out, lse, *part)
-    stacks = list(cache.stacks)
-    stacks[stack_id] = stack
-    return out.astype(dtype), dataclasses.replace(cache, stacks=tuple(stacks))
-
-
-def _seen(spec: CacheSpec, position, boundary):
-    """Which exact tokens [B, S] by position each query [B, T] with a boundary reads exactly."""
-    position = position[:, None]  # [B, 1, S]
-    kept = (position < spec.sink) | (position - spec.sink >= boundary[..., None])
-    return (position >= 0) & kept
-
-
-def _store(
-    cache: KVCache,
-    spec: CacheSpec,
-    stack: Stack,
-    index: int,
-    codecs: tuple[Codec, Codec],
-    k: Float[Array, "B T K H"],
-    v: Float[Array, "B T K H"],
-    old: tuple[Float[Array, "B W K H"], Float[Array, "B W K H"]] | None,
-    chunk: Chunk,
-) -> Stack:
-    """The stack with a chunk in the pages and windows of a layer, which held ``old`` before.
-
-    Each buffer is written once, with data that depend on what was read of it before: XLA updates it
-    in place then, and would copy it otherwise.
-    """
-    windows, packed_index, packing = stack.windows, chunk.position - spec.sink, chunk.real
-    if windows is not None and old is not None:
-        leaving, leaves, after = _leaving(cache, spec, chunk)
-        slot = slot_of(spec, leaving)[..., None, None]
-
-        def pass_through(window, held, x):
-            """The window with x in it, and the tokens that leave it or go past it."""
-            advanced = advance(spec, held, x, cache.length, chunk.count)
-            # A token is coded as the window holds it, whether it passed through there or not.
-            out = [jnp.take_along_axis(held, slot, axis=1), rounded(window, x)]
-            return write_window(window, index, cache.row, advanced), jnp.concatenate(out, axis=1)
-
-        key_window, k = pass_through(windows.key, old[0], k)
-        value_window, v = pass_through(windows.value, old[1], v)
-        windows = Windows(key_window, value_window)
-        passing = chunk.real & (packed_index >= 0) & (packed_index < after)
-        packing = jnp.concatenate([leaves, passing], axis=1)
-        packed_index = jnp.concatenate([leaving, packed_index], axis=1)
-    page, slot = page_of(cache, packed_index, packing)
-    key = write(stack.key, codecs[0].encode(k), index, page, slot)
-    value = write(stack.value, codecs[1].encode(v), index, page, slot)
-    return Stack(key, value, windows)
-
-
-def _leaving(cache: KVCache, spec: CacheSpec, chunk: Chunk):
-    """The ring's tokens that a chunk may drive out, which of them it does, and the new boundary."""
-    before = spec.packed(cache.length)[:, None]
-    after = spec.packed(cache.length + chunk.count)[:, None]
-    T = chunk.position.shape[1]
-    most = min(spec.recent + spec.page, -(-T // spec.page) * spec.page)
-    leaving = before + jnp.arange(most, dtype=jnp.int32)[None]
-    return leaving, (leaving < after) & (leaving < cache.length[:, None] - spec.sink), after
+    stack = store_chunk(view, k, v, old, chunk)
+    pages = stack.key, stack.value, *view.codecs, view.index, view.cache.block_table
+    parts.append(paged_attention(q, *pages, boundary, scale=scale))
+    return merge_all(parts)[0], view.with_stack(stack)

@@ -16,6 +16,7 @@ from jkvq.cache_shape import CacheShape
 from jkvq.errors import UserError
 from jkvq.pallas_kernels.codecs import AffineCodec, Codec, FloatCodec, LloydCodec
 from jkvq.pallas_kernels.lloyd import Allocation
+from jkvq.pallas_kernels.write import Turn
 from jkvq.rotation import fixed_rotation, random_rotation
 from jkvq.spec import CALIBRATED_ROTATIONS, EXACT, CacheSpec, SideSpec
 from jkvq.stored import BLOCK_GROUPS
@@ -54,15 +55,26 @@ class SideBasis:
 
     def enter(self, x: Float[Array, "B T K H"], layer: int) -> Float[Array, "B T K H"]:
         """(x - mean) R, in float32 unless it is x itself."""
-        if self.mean is not None:
-            x = x.astype(jnp.float32) - self.mean[layer][None, None]
-        return self.turn(x, layer)
+        return self.turn(self.centre(x, layer), layer)
+
+    def centre(self, x: Float[Array, "B T K H"], layer: int) -> Float[Array, "B T K H"]:
+        """x - mean, in float32 unless it is x itself."""
+        if self.mean is None:
+            return x
+        return x.astype(jnp.float32) - self.mean[layer][None, None]
+
+    def of_layer(self, layer: int) -> Turn:
+        """The mean and the rotation of one layer."""
+        mean = None if self.mean is None else self.mean[layer]
+        if self.rotation is None:
+            return Turn(mean)
+        return Turn(mean, self.rotation[layer if len(self.rotation) > 1 else 0])
 
     def turn(self, x: Float[Array, "B T N H"], layer: int) -> Float[Array, "B T N H"]:
         """x R, each query head with the rotation of its KV head; float32 unless it is x itself."""
-        if self.rotation is None:
+        R = self.of_layer(layer).rotation  # [K, H, H], or [1, H, H]
+        if R is None:
             return x
-        R = self.rotation[layer if len(self.rotation) > 1 else 0]  # [K, H, H], or [1, H, H]
         B, T, N, H = x.shape
         grouped = x.astype(jnp.float32).reshape(B, T, len(R), N // len(R), H)
         turned = jnp.einsum("btkgh,khi->btkgi", grouped, R, precision="highest")

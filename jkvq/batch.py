@@ -67,7 +67,14 @@ class Batch:
             for at, chunk in enumerate(chunks):
                 padded[at, : len(chunk)], count[at] = chunk, len(chunk)
             self.cache, hidden = prefill_chunk(
-                llm.config, llm.params, llm.basis, self.cache, padded, count, hidden
+                llm.config,
+                llm.params,
+                llm.basis,
+                self.cache,
+                padded,
+                count,
+                hidden,
+                llm.implementation,
             )
         return hidden
 

@@ -18,10 +18,13 @@ from jkvq.stored import stored
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Windows:
-    """The exact tokens of every sequence: its first ``sink``, then a ring of ``recent + page``."""
+    """The exact tokens of every sequence: its first ``sink``, then a ring of ``recent + page``.
 
-    key: UInt[Array, "L R W K H"]
-    value: UInt[Array, "L R W K H"]
+    Stored as pages of whole floats, a fixed number n of them for each row.
+    """
+
+    key: UInt[Array, "L R*n K p H"]
+    value: UInt[Array, "L R*n K p H"]
 
 
 @jax.tree_util.register_dataclass
@@ -92,8 +95,7 @@ def _abstract_stack(spec: CacheSpec, shape: CacheShape, pages: int, rows: int) -
 
     def window(side: SideSpec):
         words = np.uint32 if side.bits == 32 else np.uint16
-        slots = spec.sink + spec.recent + spec.page
-        return _abstract((L, rows, slots, K, H), words)
+        return _abstract((L, rows * window_pages(spec), K, spec.page, H), words)
 
     windows = Windows(window(spec.key), window(spec.value)) if spec.windowed else None
     return Stack(packed(spec.key), packed(spec.value), windows)
@@ -101,6 +103,11 @@ def _abstract_stack(spec: CacheSpec, shape: CacheShape, pages: int, rows: int) -
 
 def _abstract(shape: tuple[int, ...], dtype) -> Any:
     return jax.ShapeDtypeStruct(shape, dtype)
+
+
+def window_pages(spec: CacheSpec) -> int:
+    """Pages of exact tokens that a sequence has."""
+    return -(-(spec.sink + spec.recent + spec.page) // spec.page)
 
 
 def stored_bytes(spec: CacheSpec, shape: CacheShape, pages: int, rows: int) -> int:

@@ -189,7 +189,9 @@ def _pieces(llm, tokens, budgets, rules, batch: "Batch", options: Options, burst
         going = np.zeros(batch.rows, bool)
         going[: len(writers)] = [not writer.done for writer in writers]
         state = dataclasses.replace(state, active=jnp.asarray(going))
-        cache, state, drawn = decode_burst(llm.config, llm.params, llm.basis, cache, state, limit)
+        cache, state, drawn = decode_burst(
+            llm.config, llm.params, llm.basis, cache, state, limit, llm.implementation
+        )
 
 
 class _Clock:

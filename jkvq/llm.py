@@ -9,12 +9,14 @@ import jax.numpy as jnp
 
 from jkvq.basis import Basis, Calibration, make_basis
 from jkvq.errors import UserError, nearest
+from jkvq.implementation import choose_implementation
 from jkvq.memory import format_bytes, free_bytes
 from jkvq.models.checkpoint import Checkpoint, open_checkpoint
 from jkvq.models.config import ModelConfig
 from jkvq.models.decoder import Params, abstract_params
 from jkvq.models.fold import fold_values
 from jkvq.models.tokenizer import Tokenizer
+from jkvq.pallas_kernels.device import Implementation
 from jkvq.spec import CacheSpec, parse_spec
 
 DEFAULT_MODEL = "smollm2-135m"
@@ -38,6 +40,7 @@ class LLM:
     spec: CacheSpec
     basis: Basis = field(repr=False)
     pool_tokens: int | None = None
+    implementation: Implementation = "reference"
 
 
 def load(
@@ -47,6 +50,7 @@ def load(
     calibration: Calibration | None = None,
     dtype: str | None = None,
     pool_tokens: int | None = None,
+    implementation: str | None = None,
 ) -> LLM:
     """Loads a model.
 
@@ -56,6 +60,7 @@ def load(
         calibration: what the cache needs to know of the model, if it needs anything.
         dtype: ``float32`` or ``bfloat16``; by default what the device computes fastest in.
         pool_tokens: the most tokens that one call may keep in the cache.
+        implementation: ``pallas`` (GPU kernels) or ``reference``; by default the best here.
     """
     spec = parse_spec(cache) if isinstance(cache, str) else cache
     if pool_tokens is not None and pool_tokens < 1:
@@ -63,10 +68,11 @@ def load(
     compute = compute_dtype(dtype)
     checkpoint = open_checkpoint(model)
     basis = checked_basis(checkpoint.config, spec, calibration)
+    chosen = choose_implementation(implementation, checkpoint.config, spec)
     _require_memory(checkpoint, compute)
     tokenizer, params = checkpoint.tokenizer(), checkpoint.params(compute)
     config, params, basis = fold_values(checkpoint.config, params, basis)
-    return LLM(str(model), config, params, tokenizer, spec, basis, pool_tokens)
+    return LLM(str(model), config, params, tokenizer, spec, basis, pool_tokens, chosen)
 
 
 def with_cache(llm: LLM, cache: str | CacheSpec, calibration: Calibration | None = None) -> LLM:
@@ -75,8 +81,11 @@ def with_cache(llm: LLM, cache: str | CacheSpec, calibration: Calibration | None
     if llm.spec.value.rotation != "none" or llm.spec.value.center:
         raise UserError("this model's weights are folded for its cache: load it with cache='bf16'")
     basis = checked_basis(llm.config, spec, calibration)
+    chosen = choose_implementation(None, llm.config, spec)
     config, params, basis = fold_values(llm.config, llm.params, basis)
-    return dataclasses.replace(llm, config=config, params=params, spec=spec, basis=basis)
+    return dataclasses.replace(
+        llm, config=config, params=params, spec=spec, basis=basis, implementation=chosen
+    )
 
 
 def checked_basis(config: ModelConfig, spec: CacheSpec, calibration: Calibration | None) -> Basis:

@@ -16,9 +16,11 @@ from jkvq.basis import Basis
 from jkvq.cache import KVCache
 from jkvq.models.config import ModelConfig
 from jkvq.models.decoder import Params, forward, logits
+from jkvq.pallas_kernels.device import Implementation
 from jkvq.sampling import SamplerArrays, sample
 
 BURST = 32  # the most tokens per launch
+_STATIC = ("config", "implementation")
 
 
 @jax.tree_util.register_dataclass
@@ -45,7 +47,7 @@ class Drawn:
     logprobs: Float[Array, "B burst"]
 
 
-@functools.partial(jax.jit, static_argnames="config", donate_argnames=("cache", "last"))
+@functools.partial(jax.jit, static_argnames=_STATIC, donate_argnames=("cache", "last"))
 def prefill_chunk(
     config: ModelConfig,
     params: Params,
@@ -54,9 +56,12 @@ def prefill_chunk(
     tokens: Int[Array, "B T"],
     count: Int[Array, " B"],
     last: Float[Array, "B D"],
+    implementation: Implementation = "reference",
 ) -> tuple[KVCache, Float[Array, "B D"]]:
     """Runs a chunk of each prompt; ``last`` keeps the newest real token's hidden state."""
-    hidden, cache = forward(config, params, basis, cache, tokens, count, own="exact")
+    hidden, cache = forward(
+        config, params, basis, cache, tokens, count, own="exact", implementation=implementation
+    )
     end = jnp.maximum(count - 1, 0)[:, None, None]
     newest = jnp.take_along_axis(hidden, end, axis=1)[:, 0]
     return cache, jnp.where((count > 0)[:, None], newest, last)
@@ -71,7 +76,7 @@ def first_token(
     return state, Drawn(state.token[:, None], logprob[:, None])
 
 
-@functools.partial(jax.jit, static_argnames="config", donate_argnames=("cache", "state"))
+@functools.partial(jax.jit, static_argnames=_STATIC, donate_argnames=("cache", "state"))
 def decode_burst(
     config: ModelConfig,
     params: Params,
@@ -79,6 +84,7 @@ def decode_burst(
     cache: KVCache,
     state: Decoding,
     limit: Int[Array, ""],
+    implementation: Implementation = "reference",
 ) -> tuple[KVCache, Decoding, Drawn]:
     """Draws up to ``limit`` more tokens per sequence, and stops when all sequences have ended."""
     B = state.token.shape[0]
@@ -92,7 +98,9 @@ def decode_burst(
         step, cache, state, drawn = carry
         count = state.active.astype(jnp.int32)
         token = state.token[:, None]
-        hidden, cache = forward(config, params, basis, cache, token, count, own="stored")
+        hidden, cache = forward(
+            config, params, basis, cache, token, count, own="stored", implementation=implementation
+        )
         state, logprob = _draw(logits(config, params, hidden[:, 0]), state)
         drawn = Drawn(
             drawn.tokens.at[:, step].set(state.token), drawn.logprobs.at[:, step].set(logprob)

@@ -18,6 +18,7 @@ from jkvq.attention import Own, attend
 from jkvq.basis import Basis
 from jkvq.cache import KVCache, next_chunk
 from jkvq.models.config import ModelConfig
+from jkvq.pallas_kernels.device import Implementation
 
 Params = dict[str, Any]
 
@@ -192,6 +193,7 @@ def forward(
     count: Int[Array, " B"],
     *,
     own: Own,
+    implementation: Implementation = "reference",
 ) -> tuple[Float[Array, "B T D"], KVCache]:
     """Runs T new tokens per sequence; the first ``count[b]`` of row b are real, the rest padding.
 
@@ -201,7 +203,12 @@ def forward(
     chunk, scale = next_chunk(cache, count, tokens.shape[1]), config.head_dim**-0.5
 
     def over_cache(layer, q, k, v, cache):
-        return attend(cache, basis, layer, q, k, v, chunk, scale=scale, own=own)
+        return attend(
+            *(cache, basis, layer, q, k, v, chunk),
+            scale=scale,
+            own=own,
+            implementation=implementation,
+        )
 
     hidden, cache = run(config, params, tokens, chunk.position, over_cache, cache)
     return hidden, dataclasses.replace(cache, length=cache.length + count)

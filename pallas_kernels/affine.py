@@ -8,13 +8,13 @@ decoded is what was encoded. Attention never needs x^ itself:
 """
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float, UInt8
+from jaxtyping import Array, Float, Int, UInt8
 
 from jkvq.pallas_kernels.words import as_bfloat16
 
 # The step, in standard deviations, that serves a Gaussian best with 2^bits uniform levels.
 GAUSSIAN_STEP = {2: 0.9957, 3: 0.5860, 4: 0.3352, 8: 0.0308}
-_REFITS = 2
+REFITS = 2
 
 
 def clip_to_quantile(x: Float[Array, "*rows H"], quantile) -> Float[Array, "*rows H"]:
@@ -30,7 +30,7 @@ def clip_to_quantile(x: Float[Array, "*rows H"], quantile) -> Float[Array, "*row
 
 def encode_min_max(
     x: Float[Array, "*rows H"], bits: int, group: int
-) -> tuple[UInt8[Array, "*rows H"], Float[Array, "*rows n"], Float[Array, "*rows n"]]:
+) -> tuple[Int[Array, "*rows H"], Float[Array, "*rows n"], Float[Array, "*rows n"]]:
     """(codes, scale, lo) with the levels from each group's least to its greatest value."""
     x = _grouped(x, group)
     lo = x.min(-1)
@@ -41,7 +41,7 @@ def encode_min_max(
 
 def encode_fitted(
     x: Float[Array, "*rows H"], bits: int, group: int
-) -> tuple[UInt8[Array, "*rows H"], Float[Array, "*rows n"], Float[Array, "*rows n"]]:
+) -> tuple[Int[Array, "*rows H"], Float[Array, "*rows n"], Float[Array, "*rows n"]]:
     """(codes, scale, lo) with a step fitted to each group, stretched against shrinkage.
 
     Starts from the step that is best for a Gaussian; twice codes to the nearest level and refits
@@ -53,7 +53,7 @@ def encode_fitted(
     deviation = jnp.sqrt(jnp.mean((x - mean) ** 2, -1))
     scale = GAUSSIAN_STEP[bits] * deviation
     lo = mean[..., 0] - scale * ((2**bits - 1) / 2)
-    for _ in range(_REFITS):
+    for _ in range(REFITS):
         scale, lo = _least_squares(x, _levels(x, scale, lo, bits), scale, lo)
     decoded = lo[..., None] + scale[..., None] * _levels(x, scale, lo, bits)
     shrunk = (decoded * x).sum(-1)
@@ -73,13 +73,13 @@ def _least_squares(x, codes, scale, lo):
 
 def _levels(x, scale, lo, bits: int):
     """The nearest level of each value, as a float."""
-    step = jnp.where(scale > 0, scale, 1.0)[..., None]
-    level = jnp.floor((x - lo[..., None]) / step + 0.5)
-    return jnp.where(scale[..., None] > 0, jnp.clip(level, 0, 2**bits - 1), 0.0)
+    per_step = jnp.where(scale > 0, 1.0 / jnp.where(scale > 0, scale, 1.0), 0.0)
+    level = jnp.floor((x - lo[..., None]) * per_step[..., None] + 0.5)
+    return jnp.clip(level, 0, 2**bits - 1)
 
 
-def _codes(x, scale, lo, bits: int) -> UInt8[Array, "*rows H"]:
-    codes = _levels(x, scale, lo, bits).astype(jnp.uint8)
+def _codes(x, scale, lo, bits: int) -> Int[Array, "*rows H"]:
+    codes = _levels(x, scale, lo, bits).astype(jnp.int32)
     return codes.reshape(*codes.shape[:-2], -1)
 
 

@@ -92,6 +92,7 @@ class AffineCodec:
             x = affine.clip_to_quantile(x, self.clip)
         encode = affine.encode_fitted if self.step == "fitted" else affine.encode_min_max
         codes, scale, lo = encode(x, self.bits, self.group or x.shape[-1])
+        codes = codes.astype(jnp.uint8)
         params = to_words(jnp.concatenate([scale, lo], axis=-1), jnp.uint16)
         return Packed(pack(codes, self.bits), params, index)
 
@@ -136,7 +137,10 @@ class LloydCodec(_Dense):
     def encode(self, x):
         allocation = self.of_heads(*x.shape[-2:])
         codes, norms = lloyd.encode(x.astype(jnp.float32), allocation)
-        packed = pack_stream(codes, allocation.width, packed_words(x.shape[-1], self.bits))
+        if self.allocation is None:
+            packed = pack(codes, self.bits)
+        else:
+            packed = pack_stream(codes, allocation.width, packed_words(x.shape[-1], self.bits))
         return Packed(packed, to_words(norms, jnp.uint16))
 
     def decode(self, tokens, real):
@@ -144,7 +148,10 @@ class LloydCodec(_Dense):
         norms = jnp.where(real[..., None, None], from_words(tokens.params), 0.0)
         K, words = tokens.codes.shape[-2:]
         allocation = self.of_heads(K, words * WORD // self.bits)
-        codes = unpack_stream(tokens.codes, allocation.width)
+        if self.allocation is None:
+            codes = unpack(tokens.codes, self.bits)
+        else:
+            codes = unpack_stream(tokens.codes, allocation.width)
         return lloyd.decode(codes, norms, allocation)
 
     def of_heads(self, heads: int, channels: int) -> lloyd.Allocation:

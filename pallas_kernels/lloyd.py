@@ -79,9 +79,14 @@ def decode(
     codes: UInt8[Array, "B T K H"], norms: Float[Array, "B T K n"], allocation: Allocation
 ) -> Float[Array, "B T K H"]:
     """x^."""
-    levels = _table(lambda levels: levels).reshape(-1)
+    levels = level_table().reshape(-1)
     chosen = levels[allocation.width[None, None] * 2**MAX_BITS + codes.astype(jnp.int32)]
     return chosen * _unit(norms, allocation)
+
+
+def level_table() -> Float[Array, "widths 256"]:
+    """The levels of every width from 0 to 8, filled up with infinities."""
+    return _table(lambda levels: levels)
 
 
 def _unit(norms: Float[Array, "B T K n"], allocation: Allocation) -> Float[Array, "B T K H"]:

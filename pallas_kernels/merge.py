@@ -4,6 +4,8 @@ With lse the log of a segment's softmax denominator, the whole is the average of
 by exp(lse). A segment without keys has lse = -inf and any finite output.
 """
 
+import functools
+
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
@@ -22,3 +24,8 @@ def merge(
     safe = jnp.where(total > 0, total, 1.0)
     out = (weight_a[..., None] * out_a + weight_b[..., None] * out_b) / safe[..., None]
     return out, jnp.log(total) + base
+
+
+def merge_all(parts: list) -> tuple[Float[Array, "*rows H"], Float[Array, "*rows"]]:
+    """The (out, lse) of one or more segments together."""
+    return functools.reduce(lambda whole, part: merge(*whole, *part), parts)

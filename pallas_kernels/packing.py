@@ -10,6 +10,7 @@ Codes of unequal widths go into a stream of bits instead, one code after the oth
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Array, Int, UInt8, UInt16
 
 WORD = 16
@@ -30,13 +31,19 @@ def packed_words(channels: int, bits: int) -> int:
 
 def pack(codes: UInt8[Array, "*rows H"], bits: int) -> UInt16[Array, "*rows words"]:
     """Codes below 2^bits, packed."""
-    parts, shift = [], 0
+    return jnp.concatenate(pack_parts(codes.astype(jnp.int32), bits), axis=-1)
+
+
+def pack_parts(codes: Int[Array, "*rows H"], bits: int) -> list[UInt16[Array, "*rows words"]]:
+    """The words of each part of a code; for kernels too."""
+    words, shift = [], 0
     for width in part_widths(bits):
-        part = ((codes >> shift) & (2**width - 1)).astype(jnp.uint16)
-        tiles = jnp.split(part, WORD // width, axis=-1)
-        parts.append(sum((tile << (i * width) for i, tile in enumerate(tiles)), jnp.uint16(0)))
+        part = (codes >> shift) & (2**width - 1)
+        planes = part.reshape(*codes.shape[:-1], WORD // width, -1)
+        place = width * lax.broadcasted_iota(jnp.int32, planes.shape, planes.ndim - 2)
+        words.append((planes << place).sum(-2).astype(jnp.uint16))
         shift += width
-    return jnp.concatenate(parts, axis=-1)
+    return words
 
 
 def unpack(packed: UInt16[Array, "*rows words"], bits: int) -> UInt8[Array, "*rows H"]:

@@ -63,14 +63,14 @@ def paged_attention(
         token = i * round_pages * p + jnp.arange(round_pages * p)  # [S], S tokens this round
         visible = token[None, None] < length[..., None]  # [B, T, S]
         real = visible.any(1)
-        scores = key_decoder.dot(q, _load(keys, layer, pages), real)
+        scores = key_decoder.dot(q, load_pages(keys, layer, pages), real)
         scores = jnp.where(visible[:, :, None, None], scores, -jnp.inf)
         new_top = jnp.maximum(top, scores.max(-1))
         base = jnp.where(jnp.isneginf(new_top), 0.0, new_top)
         weights = jnp.exp(scores - base[..., None])
         decay = jnp.exp(top - base)
         total = total * decay + weights.sum(-1)
-        new = value_decoder.mix(weights, _load(values, layer, pages), real)
+        new = value_decoder.mix(weights, load_pages(values, layer, pages), real)
         return new_top, total, acc * decay[..., None] + new
 
     rounds = -(-length.max() // (round_pages * p))
@@ -81,7 +81,7 @@ def paged_attention(
     return out.reshape(B, T, N, H), lse.reshape(B, T, N)
 
 
-def _load(pages: Packed, layer: int, ids: Int[Array, "B n"]) -> Packed:
+def load_pages(pages: Packed, layer: int, ids: Int[Array, "B n"]) -> Packed:
     """The tokens of some pages of one layer, in a row [B, S, ...]."""
 
     def gather(array, token_axis: int):  # [L, P, ...] -> [B, n, ...] -> tokens beside their pages

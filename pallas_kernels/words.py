@@ -26,5 +26,10 @@ def from_words(words: UInt[Array, "*shape"]) -> Float[Array, "*shape"]:
 
 
 def as_bfloat16(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-    """float32 rounded to bfloat16. A pair of casts would not do: XLA on GPUs leaves such out."""
-    return jax.lax.reduce_precision(x, exponent_bits=8, mantissa_bits=7)
+    """float32 rounded to bfloat16, to the nearest and at a tie to the even one.
+
+    In integers, which work in kernels too. A pair of casts would not do: XLA leaves such out.
+    """
+    bits = jax.lax.bitcast_convert_type(x, jnp.uint32)
+    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) & jnp.uint32(0xFFFF0000)
+    return jnp.where(jnp.isnan(x), x, jax.lax.bitcast_convert_type(rounded, jnp.float32))

@@ -1,14 +1,49 @@
-"""write: puts packed tokens into their pages, in place."""
+"""write: centres, rotates, codes and packs the keys and values of new tokens into their pages.
 
-from jaxtyping import Array, Int
+    y = (x - mean) R, then codes, scale and lo of y by the codec, in place, K and V in one launch
 
+``write`` is the kernel, for affine and float codecs: a program takes a block of tokens of one head
+and side. The queries that will meet the keys are rotated in the same launch. ``scatter`` puts
+tokens of any codec, encoded before, into their pages by plain JAX.
+"""
+
+import functools
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton as plt
+from jaxtyping import Array, Bool, Float, Int, UInt16
+
+from jkvq.pallas_kernels.affine_tiles import (
+    Grouped,
+    clip_tiles,
+    encode_fitted,
+    encode_min_max,
+    pack_tiles,
+)
+from jkvq.pallas_kernels.codecs import AffineCodec, Codec, FloatCodec
 from jkvq.pallas_kernels.packed import Packed
+from jkvq.pallas_kernels.packing import WORD
+from jkvq.pallas_kernels.tiles import Piece, dot, pieces
+from jkvq.pallas_kernels.words import as_bfloat16
 
 
-def write(
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Turn:
+    """What happens to a token before it is coded: x -> (x - mean) R; None leaves a part out."""
+
+    mean: Float[Array, "K H"] | None = None
+    rotation: Float[Array, "K H H"] | Float[Array, "1 H H"] | None = None
+
+
+def scatter(
     pages: Packed, new: Packed, layer: int, page: Int[Array, "B T"], slot: Int[Array, "B T"]
 ) -> Packed:
-    """The pages with token (b, t) stored in page ``page[b, t]``, slot ``slot[b, t]``."""
+    """The pages with packed token (b, t) in page ``page[b, t]``, slot ``slot[b, t]``."""
     codes, params, index = pages.codes, pages.params, pages.index
     codes = codes.at[layer, page, :, slot].set(new.codes, mode="promise_in_bounds")
     if params is not None:
@@ -16,3 +51,251 @@ def write(
     if index is not None:
         index = index.at[layer, page, slot].set(new.index, mode="promise_in_bounds")
     return Packed(codes, params, index)
+
+
+@dataclass(frozen=True)
+class Config:
+    """How the kernel runs.
+
+    tokens: that a program codes at once.
+    blocks: of so many tokens that it does with one load of the rotation.
+    warps: of a program.
+    """
+
+    tokens: int
+    blocks: int
+    warps: int
+
+
+@dataclass(frozen=True)
+class Held:
+    """Tokens that lie in pages of whole bfloat16 numbers already: token (b, t) in page, slot."""
+
+    pages: UInt16[Array, "L P K p H"]
+    page: Int[Array, "B T"]
+    slot: Int[Array, "B T"]
+
+
+@dataclass(frozen=True)
+class Side:
+    """One side of ``write``: its pages, its new tokens and what is done to them."""
+
+    pages: Packed
+    tokens: Float[Array, "B T K H"] | Held
+    codec: Codec
+    turn: Turn = Turn()
+
+
+def writable(codec: Codec) -> bool:
+    """Whether ``write`` takes a codec."""
+    if isinstance(codec, AffineCodec):
+        return codec.centroids is None
+    return isinstance(codec, FloatCodec) and codec.words == jnp.uint16
+
+
+def write(
+    key: Side,
+    value: Side,
+    layer: int | Int[Array, ""],
+    page: Int[Array, "B T"],
+    slot: Int[Array, "B T"],
+    *,
+    real: Bool[Array, "B T"] | None = None,
+    queries: Float[Array, "B T N H"] | None = None,
+    config: Config,
+    interpret: bool = False,
+) -> tuple[Packed, Packed, Float[Array, "B T N H"] | None]:
+    """Both sides with token (b, t) in page ``page[b, t]``, slot ``slot[b, t]``; queries turned.
+
+    Tokens that are not ``real`` need not be written, but may be: give them a page to spare.
+    """
+    sides = key, value
+    for side in sides:
+        if not writable(side.codec):
+            raise ValueError(f"write takes affine and bfloat16 codecs, not {side.codec}")
+    K = key.pages.codes.shape[2]
+    tokens = page.size
+    shared = {
+        "layer": jnp.asarray(layer, jnp.int32).reshape(1),
+        "page": page.reshape(-1).astype(jnp.int32),
+        "slot": slot.reshape(-1).astype(jnp.int32),
+    }
+    operands = [_operands(side) for side in sides]
+    flat, tree = jax.tree.flatten([_arrays(side.pages) for side in sides])
+    shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in flat]
+    if real is not None:
+        shared["real"] = real.reshape(-1).astype(jnp.int32)
+    if queries is not None:
+        H = queries.shape[-1]
+        shared["queries"] = queries.reshape(tokens, -1, H)
+        shapes.append(jax.ShapeDtypeStruct(shared["queries"].shape, jnp.float32))
+    written = pl.pallas_call(
+        functools.partial(
+            _kernel, tree=tree, codecs=[_numbers(side.codec) for side in sides], config=config
+        ),
+        grid=(pl.cdiv(tokens, config.tokens * config.blocks), K, 2 if queries is None else 3),
+        in_specs=[pl.no_block_spec] * len(flat)
+        + [jax.tree.map(lambda _: pl.no_block_spec, x) for x in (shared, operands)],
+        out_specs=[pl.no_block_spec] * len(shapes),
+        out_shape=shapes,
+        input_output_aliases={i: i for i in range(len(flat))},
+        compiler_params=plt.CompilerParams(num_warps=config.warps, num_stages=1),
+        interpret=interpret,
+        name="write",
+    )(*flat, shared, operands)
+    first, second = (Packed(**side) for side in jax.tree.unflatten(tree, written[: len(flat)]))
+    return first, second, None if queries is None else written[-1].reshape(queries.shape)
+
+
+def _arrays(pages: Packed) -> dict:
+    return {"codes": pages.codes} | ({} if pages.params is None else {"params": pages.params})
+
+
+def _numbers(codec: Codec) -> AffineCodec | None:
+    """What the kernel is compiled for; None writes whole floats."""
+    if isinstance(codec, AffineCodec):
+        return AffineCodec(codec.bits, codec.group, codec.step)
+    return None
+
+
+def _operands(side: Side) -> dict:
+    if isinstance(side.tokens, Held):
+        operands = {
+            "held": side.tokens.pages,
+            "page": side.tokens.page.reshape(-1).astype(jnp.int32),
+            "slot": side.tokens.slot.reshape(-1).astype(jnp.int32),
+        }
+    else:
+        operands = {"x": side.tokens.reshape(-1, *side.tokens.shape[2:])}
+    if side.turn.mean is not None:
+        operands["mean"] = side.turn.mean
+    if side.turn.rotation is not None:
+        operands["rotation"] = side.turn.rotation.astype(jnp.float16)
+    if isinstance(side.codec, AffineCodec) and side.codec.clip is not None:
+        operands["clip"] = side.codec.clip.reshape(1)
+    return operands
+
+
+def _kernel(*refs, tree, codecs, config: Config):
+    count = tree.num_leaves
+    shared, operands = refs[count : count + 2]
+    outputs = refs[count + 2 :]  # the pages again, the same memory, and the turned queries
+    pages = jax.tree.unflatten(tree, outputs[:count])
+    block, head, mine = (pl.program_id(axis) for axis in range(3))
+    heads = pages[0]["codes"].shape[2]
+
+    def each_block(work):
+        """Calls ``work`` with the tokens of each block."""
+
+        def one(i, done):
+            first = (block * config.blocks + i) * config.tokens
+            token = first + jnp.arange(config.tokens, dtype=jnp.int32)
+            # What reaches past the end does the last token again.
+            work(jnp.minimum(token, shared["page"].shape[0] - 1))
+            return done
+
+        lax.fori_loop(0, config.blocks, one, 0)
+
+    for side in range(2):
+        # A program does one side: twice as many work at once.
+        @pl.when(mine == side)
+        def _(side=side):
+            each_block(_side_writer(pages[side], shared, operands[side], codecs[side], head))
+
+    if "queries" in shared:
+
+        @pl.when(mine == 2)
+        def _():
+            group = shared["queries"].shape[1] // heads
+            each_block(_query_turner(shared["queries"], operands[0], outputs[-1], head, group))
+
+
+def _query_turner(q_ref, operands: dict, out_ref, head, group: int):
+    """Turns the queries of the heads that share a KV head."""
+    rotation = operands["rotation"]
+    R = rotation[head % rotation.shape[0]]
+
+    def turn(token):
+        channel = jnp.arange(q_ref.shape[2], dtype=jnp.int32)[None]
+        for g in range(group):
+            at = token[:, None], head * group + g, channel
+            out_ref[at] = dot(q_ref[at].astype(jnp.float16), R, (1, 0))
+
+    return turn
+
+
+def _side_writer(pages: dict, shared: dict, operands: dict, codec: AffineCodec | None, head):
+    """Writes the tokens of a block to one side."""
+    words = pages["codes"].shape[-1]
+    if codec is None:
+        parts = [[Piece(0, words, 0, 0, words, 0, 0, WORD, 1)]]
+    else:
+        H = words * WORD // codec.bits
+        parts = pieces(codec.bits, H, codec.group or H)
+    load = _loader(operands, head, parts[0])
+    layer = shared["layer"][0]
+
+    def write_block(token):
+        page, slot = shared["page"][token], shared["slot"][token]
+        tiles = Grouped(load(layer, token), parts[0])
+        if codec is None:
+            _store(pages["codes"], (layer, page, head, slot), 0, _bfloat16_words(tiles.tiles[0]))
+            return
+        if "clip" in operands:
+            tiles = clip_tiles(tiles, operands["clip"][0], H)
+        encode = encode_fitted if codec.step == "fitted" else encode_min_max
+        codes, scale, lo = encode(tiles, codec.bits, codec.group or H)
+        for first, packed in pack_tiles(codes, parts):
+            _store(pages["codes"], (layer, page, head, slot), first, packed)
+        for i, numbers in enumerate((*scale, *lo)):
+            pages["params"][layer, page, head, i, slot] = _bfloat16_words(numbers[:, 0])
+
+    def write_real(token):
+        @pl.when(shared["real"][token].max() > 0)
+        def _():
+            write_block(token)
+
+    return write_real if "real" in shared else write_block
+
+
+def _loader(operands: dict, head, pieces: list[Piece]):
+    """Loads the tokens of a block, turned, in float32: a tile for each piece."""
+    held = "held" in operands
+    source = operands["held" if held else "x"]
+    H = source.shape[-1]
+
+    def channels(layer, token, start: int, width: int):
+        channel = start + jnp.arange(width, dtype=jnp.int32)[None]
+        if held:
+            at = operands["page"][token][:, None], head, operands["slot"][token][:, None]
+            x = lax.bitcast_convert_type(source[(layer, *at, channel)], jnp.bfloat16)
+        else:
+            x = source[token[:, None], head, channel]
+        x = x.astype(jnp.float32)
+        return x - operands["mean"][head, channel] if "mean" in operands else x
+
+    if "rotation" not in operands:
+        return lambda layer, token: [
+            channels(layer, token, piece.start, piece.width) for piece in pieces
+        ]
+    rotation = operands["rotation"]
+    columns = [
+        rotation[head % rotation.shape[0], :, pl.ds(piece.start, piece.width)] for piece in pieces
+    ]
+
+    def turned(layer, token):
+        x = channels(layer, token, 0, H).astype(jnp.float16)
+        return [dot(x, R, (1, 0)) for R in columns]
+
+    return turned
+
+
+def _store(codes_ref, at: tuple, first: int, words):
+    layer, page, head, slot = at
+    column = first + jnp.arange(words.shape[1], dtype=jnp.int32)[None]
+    codes_ref[layer, page[:, None], head, slot[:, None], column] = words
+
+
+def _bfloat16_words(x):
+    bits = lax.bitcast_convert_type(as_bfloat16(x), jnp.uint32) >> 16
+    return bits.astype(jnp.uint16)

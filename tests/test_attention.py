@@ -53,16 +53,19 @@ class Setting:
         garbage = jax.tree.map(lambda a: jnp.full_like(a, np.iinfo(a.dtype).max), cache.stacks)
         return dataclasses.replace(cache, stacks=garbage)
 
-    def run(self, chunks: list[int], own: str) -> tuple[np.ndarray, KVCache]:
+    def run(
+        self, chunks: list[int], own: str, implementation: str = "reference"
+    ) -> tuple[np.ndarray, KVCache]:
         """Outputs of all tokens, fed in chunks of these sizes, padded to one width."""
-        cache, outs, done, width = self.cache(), [], 0, max(chunks) + 3
+        cache, outs, done = self.cache(), [], 0
+        width = 1 if max(chunks) == 1 else max(chunks) + 3
         for size in chunks:
             count = np.clip(np.asarray(self.lengths) - done, 0, size)
             q, k, v = (
                 np.pad(x[:, done : done + size], [(0, 0), (0, width - size), (0, 0), (0, 0)])
                 for x in self.qkv.values()
             )
-            out, cache = _step(self.basis, cache, q, k, v, count, own)
+            out, cache = _step(self.basis, cache, q, k, v, count, own, implementation)
             outs.append(np.asarray(out)[:, :size])
             done += size
         return np.concatenate(outs, axis=1), cache
@@ -105,12 +108,13 @@ def _starts(chunks: list[int]) -> np.ndarray:
     return np.repeat(np.cumsum([0, *chunks[:-1]]), chunks)
 
 
-@functools.partial(jax.jit, static_argnames="own")
-def _step(basis, cache, q, k, v, count, own):
+@functools.partial(jax.jit, static_argnames=("own", "implementation"))
+def _step(basis, cache, q, k, v, count, own, implementation):
     chunk = next_chunk(cache, count, q.shape[1])
+    how = {"scale": SCALE, "own": own, "implementation": implementation}
     # The layer below is written too: layers must not touch each other.
-    _, cache = attend(cache, basis, 0, q, v, k, chunk, scale=SCALE, own=own)
-    out, cache = attend(cache, basis, LAYER, q, k, v, chunk, scale=SCALE, own=own)
+    _, cache = attend(cache, basis, 0, q, v, k, chunk, **how)
+    out, cache = attend(cache, basis, LAYER, q, k, v, chunk, **how)
     return out, dataclasses.replace(cache, length=cache.length + count)
 
 

@@ -104,12 +104,9 @@ def test_encode_equals_the_definition(name):
 
 
 def _pack(side: SideBasis, codes, head: int) -> np.ndarray:
-    if side.spec.codec == "affine":
+    if side.allocation is None:
         return reference.pack_planes(codes, side.spec.bits)
-    widths = [side.spec.bits] * H
-    if side.allocation is not None:
-        widths = np.asarray(side.allocation.width)[LAYER, head].tolist()
-    return reference.pack_bits(codes, widths)
+    return reference.pack_bits(codes, np.asarray(side.allocation.width)[LAYER, head].tolist())
 
 
 def _decode(side: SideBasis, codes, params, head: int) -> np.ndarray:

@@ -10,8 +10,9 @@ from jkvq.cache import empty_cache
 from jkvq.cache_shape import CacheShape
 from jkvq.pallas_kernels.packed import Packed
 from jkvq.pallas_kernels.paged_attention import paged_attention
-from jkvq.pallas_kernels.write import write
+from jkvq.pallas_kernels.write import scatter
 from jkvq.spec import parse_spec
+from tests.made_up import random_calibration
 from tests.reference import attention
 
 PAGE, LAYERS, LAYER = 8, 3, 1
@@ -20,17 +21,26 @@ PAGE, LAYERS, LAYER = 8, 3, 1
 class Stored:
     """Sequences stored on shuffled pages; every other slot and page holds NaN or garbage."""
 
-    def __init__(self, cache: str, lengths: list[int], K: int, H: int, columns: int | None = None):
-        spec = parse_spec(f"{cache},page={PAGE}")
+    def __init__(
+        self,
+        cache: str,
+        lengths: list[int],
+        K: int,
+        H: int,
+        columns: int | None = None,
+        page_size: int = PAGE,
+    ):
+        spec = parse_spec(f"{cache},page={page_size}")
         shape = CacheShape(LAYERS, K, H)
-        basis = make_basis(spec, shape, None)
+        made_up = random_calibration(shape, centroids=spec.key.centroids, bits=spec.key.bits)
+        basis = make_basis(spec, shape, made_up)
         self.codecs = basis.key.codec(LAYER), basis.value.codec(LAYER)
-        columns = columns or max(1, -(-max(lengths) // PAGE))
+        columns = columns or max(1, -(-max(lengths) // page_size))
         pages, S = 1 + len(lengths) * columns, max(lengths)
         order = np.random.default_rng(0).permutation(np.arange(1, pages))
         table = order.reshape(len(lengths), columns).astype(np.int32)
         position = np.broadcast_to(np.arange(S), (len(lengths), S))
-        page = np.take_along_axis(table, position // PAGE, axis=1)
+        page = np.take_along_axis(table, position // page_size, axis=1)
         page = jnp.asarray(np.where(position < np.asarray(lengths)[:, None], page, 0))
         stack = empty_cache(spec, shape, pages, jnp.asarray(table)).stacks[0]
         self.table, self.sides, self.decoded = jnp.asarray(table), [], []
@@ -39,7 +49,9 @@ class Stored:
             tokens = codec.encode(x)
             # 0xFFFF is a NaN in bfloat16, 0xFFFFFFFF in float32.
             garbage = jax.tree.map(lambda a: jnp.full_like(a, np.iinfo(a.dtype).max), side)
-            self.sides.append(write(garbage, tokens, LAYER, page, jnp.asarray(position % PAGE)))
+            self.sides.append(
+                scatter(garbage, tokens, LAYER, page, jnp.asarray(position % page_size))
+            )
             self.decoded.append(np.asarray(codec.decode(tokens, jnp.ones(position.shape, bool))))
 
     def attend(self, q, length, scale):
@@ -105,7 +117,7 @@ def test_several_rounds_equal_jax_dot_product_attention():
     np.testing.assert_allclose(out, expected, atol=3e-6)
 
 
-def test_write_leaves_every_other_slot_alone():
+def test_scatter_leaves_every_other_slot_alone():
     shape = {"codes": (2, 3, 2, PAGE, 4), "params": (2, 3, 2, 3, PAGE), "index": (2, 3, PAGE)}
     sizes = {name: int(np.prod(dims)) for name, dims in shape.items()}
     before = Packed(
@@ -120,7 +132,7 @@ def test_write_leaves_every_other_slot_alone():
         index=jnp.full((1, 2), 60_003, jnp.uint16),
     )
     page, slot = np.array([[2, 1]]), np.array([[7, 0]])
-    after = write(before, new, 1, jnp.asarray(page), jnp.asarray(slot))
+    after = scatter(before, new, 1, jnp.asarray(page), jnp.asarray(slot))
     expected = {name: np.array(getattr(before, name)) for name in shape}
     for p, s in zip(page[0], slot[0], strict=True):
         expected["codes"][1, p, :, s] = 60_001

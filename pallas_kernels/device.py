@@ -1,0 +1,56 @@
+"""What the kernels run on, and how they are set up there.
+
+Tuned settings are JSON files in ``tuned/``, one for each device, written by
+``scripts/tune_kernels.py``; an unknown device takes the defaults below.
+"""
+
+import functools
+import json
+from pathlib import Path
+from typing import Literal
+
+import jax
+
+from jkvq.pallas_kernels import decode, write
+from jkvq.pallas_kernels.codecs import Codec, FloatCodec
+
+# "reference": plain JAX, in float32, on any device.
+# "pallas": the kernels, on an NVIDIA GPU of compute capability 8 or more.
+# "interpret": the kernels' own steps, one by one, on any device: for tests.
+Implementation = Literal["reference", "pallas", "interpret"]
+
+_TUNED = Path(__file__).parent / "tuned"
+_DEFAULTS = {
+    # programs per multiprocessor, warps, stages
+    "decode": {"float": [4, 4, 2], "packed": [8, 1, 2]},
+    # tokens, blocks, warps: of thousands of tokens, and of a few
+    "write": {"many": [64, 4, 4], "few": [16, 1, 4]},
+}
+_FEW = 1024  # tokens
+
+
+def has_gpu() -> bool:
+    """Whether the kernels can run compiled here."""
+    device = jax.devices()[0]
+    capability = getattr(device, "compute_capability", "0")
+    return device.platform == "gpu" and float(capability) >= 8
+
+
+@functools.lru_cache
+def _settings() -> dict:
+    name = jax.devices()[0].device_kind.replace(" ", "_")
+    path = _TUNED / f"{name}.json"
+    return _DEFAULTS | (json.loads(path.read_text()) if path.is_file() else {})
+
+
+def decode_config(codec: Codec) -> decode.Config:
+    """How ``decode`` runs on this device."""
+    kind = "float" if isinstance(codec, FloatCodec) else "packed"
+    per_core, warps, stages = _settings()["decode"][kind]
+    cores = getattr(jax.devices()[0], "core_count", None) or 1
+    return decode.Config(per_core * cores, warps, stages)
+
+
+def write_config(tokens: int) -> write.Config:
+    """How ``write`` runs on this device."""
+    return write.Config(*_settings()["write"]["many" if tokens > _FEW else "few"])

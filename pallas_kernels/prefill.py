@@ -1,0 +1,121 @@
+"""prefill: attention of a chunk of new tokens over itself and over stored tokens, on a GPU.
+
+A chunk attends to itself by cuDNN's fused attention. Stored tokens are decoded a block at a time
+into float16, a block for all queries of the chunk, and go through the same fused attention; blocks
+are merged by their lse. Memory holds one block of decoded tokens, whatever the prefix.
+"""
+
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from jax._src.cudnn import fused_attention_stablehlo as cudnn
+from jaxtyping import Array, Bool, Float, Int
+
+from jkvq.pallas_kernels.codecs import Codec
+from jkvq.pallas_kernels.merge import merge
+from jkvq.pallas_kernels.packed import Packed
+from jkvq.pallas_kernels.paged_attention import load_pages
+
+_BLOCK = 4096  # tokens decoded at once, over all sequences
+
+# Which attention serves: cuDNN on a GPU; XLA's, in float32, elsewhere.
+Fused = Literal["cudnn", "xla"]
+
+
+def self_attention(
+    q: Float[Array, "B T N H"],
+    k: Float[Array, "B T K H"],
+    v: Float[Array, "B T K H"],
+    *,
+    scale: float,
+    fused: Fused,
+) -> tuple[Float[Array, "B T N H"], Float[Array, "B T N"]]:
+    """(out, lse) in float32 of a chunk over itself: each token sees itself and those before it."""
+    return _fused(q, k, v, scale=scale, fused=fused, causal=True)
+
+
+def exact_attention(
+    q: Float[Array, "B T N H"],
+    k: Float[Array, "B S K H"],
+    v: Float[Array, "B S K H"],
+    seen: Bool[Array, "B S"],
+    *,
+    scale: float,
+    fused: Fused,
+) -> tuple[Float[Array, "B T N H"], Float[Array, "B T N"]]:
+    """(out, lse) in float32 over exact tokens, of which all queries see the same.
+
+    What is not seen may be anything.
+    """
+    real = seen[..., None, None]
+    k, v = jnp.where(real, k, 0), jnp.where(real, v, 0)
+    out, lse = _fused(q, k, v, scale=scale, fused=fused, mask=seen[:, None, None])
+    return _only_where(seen.any(1), out, lse)
+
+
+def prefix_attention(
+    q: Float[Array, "B T N H"],
+    keys: Packed,
+    values: Packed,
+    key_codec: Codec,
+    value_codec: Codec,
+    layer: int,
+    block_table: Int[Array, "B M"],
+    length: Int[Array, " B"],
+    *,
+    scale: float,
+    fused: Fused,
+) -> tuple[Float[Array, "B T N H"], Float[Array, "B T N"]]:
+    """(out, lse) in float32 over the first ``length[b]`` stored tokens of sequence b."""
+    B, T, N, H = q.shape
+    p = keys.codes.shape[3]
+    pages = max(1, min(_BLOCK // B // p, block_table.shape[1]))
+    block_table = jnp.pad(block_table, ((0, 0), (0, -block_table.shape[1] % pages)))
+    narrow = jnp.float16 if fused == "cudnn" else jnp.float32
+    q = q.astype(narrow)
+
+    def one_block(i, carry):
+        ids = jax.lax.dynamic_slice_in_dim(block_table, i * pages, pages, axis=1)
+        count = jnp.clip(length - i * pages * p, 0, pages * p)
+        real = jnp.arange(pages * p)[None] < count[:, None]
+        k, v = (
+            codec.decode(load_pages(side, layer, ids), real).astype(narrow)
+            for side, codec in ((keys, key_codec), (values, value_codec))
+        )
+        some = jnp.maximum(count, 1)  # a query must see something; it is left out below
+        part = _fused(q, k, v, scale=scale, fused=fused, lengths=some)
+        return merge(*carry, *_only_where(count > 0, *part))
+
+    blocks = -(-length.max() // (pages * p))
+    empty = jnp.zeros((B, T, N, H)), jnp.full((B, T, N), -jnp.inf)
+    return jax.lax.fori_loop(0, blocks, one_block, empty)
+
+
+def _only_where(some: Bool[Array, " B"], out, lse):
+    """(0, -inf) for the sequences that see nothing."""
+    some = some[:, None, None]
+    return jnp.where(some[..., None], out, 0.0), jnp.where(some, lse, -jnp.inf)
+
+
+def _fused(q, k, v, *, scale: float, fused: Fused, causal=False, mask=None, lengths=None):
+    if fused == "xla":
+        out, lse = jax.nn.dot_product_attention(
+            *(x.astype(jnp.float32) for x in (q, k, v)),
+            mask=mask,
+            scale=scale,
+            is_causal=causal,
+            key_value_seq_lengths=lengths,
+            implementation="xla",
+            return_residual=True,
+        )
+        return out, lse
+    # jax.nn.dot_product_attention would round the lse to the inputs' 16 bits.
+    kind, padding = (cudnn.MaskType.CAUSAL if causal else cudnn.MaskType.NO_MASK), {}
+    if lengths is not None:
+        kind = cudnn.MaskType.PADDING
+        padding = {"q_seqlen": jnp.full(q.shape[0], q.shape[1], jnp.int32), "kv_seqlen": lengths}
+    out, lse = cudnn.dot_product_attention(
+        q, k, v, mask=mask, scale=scale, mask_type=kind, return_residual=True, **padding
+    )
+    return out.astype(jnp.float32), lse.swapaxes(1, 2)

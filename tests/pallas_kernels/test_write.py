@@ -1,0 +1,182 @@
+"""The write kernel against the codecs' own encoding."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jkvq.basis import make_basis
+from jkvq.cache import abstract_stacks
+from jkvq.cache_shape import CacheShape
+from jkvq.pallas_kernels.codecs import FloatCodec
+from jkvq.pallas_kernels.packed import Packed
+from jkvq.pallas_kernels.write import Config, Held, Side, scatter, writable, write
+from jkvq.spec import PRESETS, parse_spec
+from tests.made_up import random_calibration
+
+LAYER, PAGE, PAGES = 1, 16, 9
+
+
+class Tokens:
+    """New tokens, some at the same page, and pages full of other data."""
+
+    def __init__(self, cache: str, head_dim: int, shape=(3, 11)):
+        self.spec = parse_spec(f"{cache},page={PAGE}")
+        layers = CacheShape(2, 2, head_dim)
+        self.basis = make_basis(self.spec, layers, random_calibration(layers))
+        rng = np.random.default_rng(0)
+        self.k, self.v = (
+            jnp.asarray(rng.normal(size=(*shape, 2, head_dim)), jnp.bfloat16) for _ in range(2)
+        )
+        place = rng.choice(np.arange(PAGE, PAGE * PAGES), np.prod(shape), replace=False)
+        self.page, self.slot = (
+            jnp.asarray(x.reshape(shape)) for x in (place // PAGE, place % PAGE)
+        )
+        stack = abstract_stacks(self.spec, layers, PAGES, 1)[0]
+        self.pages = [
+            jax.tree.map(lambda leaf: jnp.full(leaf.shape, 7, leaf.dtype), side)
+            for side in (stack.key, stack.value)
+        ]
+
+    def sides(self) -> tuple[Side, Side]:
+        bases = self.basis.key, self.basis.value
+        key, value = (
+            Side(pages, x, basis.codec(LAYER), basis.of_layer(LAYER))
+            for pages, x, basis in zip(self.pages, (self.k, self.v), bases, strict=True)
+        )
+        return key, value
+
+    def expected(self):
+        bases = self.basis.key, self.basis.value
+        return [
+            scatter(
+                pages, basis.codec(LAYER).encode(basis.enter(x, LAYER)), LAYER, self.page, self.slot
+            )
+            for pages, x, basis in zip(self.pages, (self.k, self.v), bases, strict=True)
+        ]
+
+    def assert_stored(self, found, expected):
+        """The same numbers, but for a code here and there that rounds the other way at a tie."""
+        bases = self.basis.key, self.basis.value
+        real = jnp.ones(self.page.shape, bool)
+        for basis, a, b in zip(bases, found, expected, strict=True):
+            for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+                changed = np.asarray(x != 7).sum() - np.asarray(y != 7).sum()
+                assert abs(changed) <= 4  # no other slot is touched; a word may happen to be 7
+                np.testing.assert_array_equal(x[0], y[0])  # the layer below
+            turned = basis.rotation is not None
+            decoded = [
+                np.asarray(basis.codec(LAYER).decode(_row(p, self.page, self.slot), real))
+                for p in (a, b)
+            ]
+            largest = np.abs(decoded[1]).max(-1, keepdims=True)
+            far = np.abs(decoded[0] - decoded[1]) > 2**-6 * largest  # beyond rounding to bfloat16
+            assert far.mean() <= (0.005 if turned else 0.001)
+
+
+def _row(pages: Packed, page, slot) -> Packed:
+    params = None if pages.params is None else pages.params[LAYER, page, :, :, slot]
+    return Packed(pages.codes[LAYER, page, :, slot], params)
+
+
+def check(cache: str, head_dim: int, interpret: bool, shape=(3, 11)):
+    tokens = Tokens(cache, head_dim, shape)
+    run = jax.jit(
+        lambda key, value, k, v: write(
+            dataclasses.replace(tokens.sides()[0], pages=key, tokens=k),
+            dataclasses.replace(tokens.sides()[1], pages=value, tokens=v),
+            LAYER,
+            tokens.page,
+            tokens.slot,
+            config=Config(16, 2, 2),
+            interpret=interpret,
+        )[:2]
+    )
+    tokens.assert_stored(run(*tokens.pages, tokens.k, tokens.v), tokens.expected())
+
+
+CACHES = [("int4", 64), ("saw-int4", 128), ("oscar-int2", 64), ("jkvq-int2", 64), ("int3", 64)]
+CACHES += [("bf16", 64), ("int8", 128), ("int2,group=32,step=fitted", 64)]
+
+
+@pytest.mark.parametrize(("cache", "head_dim"), CACHES)
+def test_write_step_by_step(cache, head_dim):
+    check(cache, head_dim, interpret=True)
+
+
+def test_queries_are_turned_in_the_same_launch():
+    tokens = Tokens("saw-int4,center=true", 64)
+    q = jax.random.normal(jax.random.key(1), (3, 11, 6, 64), jnp.bfloat16)
+    key, value, turned = write(
+        *tokens.sides(),
+        LAYER,
+        tokens.page,
+        tokens.slot,
+        queries=q,
+        config=Config(16, 2, 2),
+        interpret=True,
+    )
+    assert turned is not None
+    np.testing.assert_allclose(turned, tokens.basis.key.turn(q, LAYER), rtol=2e-3, atol=2e-3)
+    tokens.assert_stored((key, value), tokens.expected())
+
+
+def test_tokens_move_from_pages_of_floats():
+    tokens = Tokens("int4", 64)
+    rng = np.random.default_rng(1)
+    place = rng.choice(np.arange(5 * PAGE), 33, replace=False).reshape(3, 11)
+    at = jnp.asarray(place // PAGE), jnp.asarray(place % PAGE)
+    sides = []
+    for side, x in zip(tokens.sides(), (tokens.k, tokens.v), strict=True):
+        floats = Packed(jnp.full((2, 5, 2, PAGE, 64), 0xFFFF, jnp.uint16))
+        floats = scatter(floats, FloatCodec(jnp.uint16).encode(x), LAYER, *at)
+        sides.append(dataclasses.replace(side, tokens=Held(floats.codes, *at)))
+    how = LAYER, tokens.page, tokens.slot
+    found = write(sides[0], sides[1], *how, config=Config(16, 2, 2), interpret=True)[:2]
+    tokens.assert_stored(found, tokens.expected())
+
+
+def test_blocks_without_a_real_token_are_left_out():
+    tokens = Tokens("int4", 64, (1, 48))
+    real = jnp.arange(48)[None] // 16 == 1  # the second of three blocks
+    how = LAYER, tokens.page, tokens.slot
+    key, _, _ = write(*tokens.sides(), *how, real=real, config=Config(16, 2, 2), interpret=True)
+    touched = np.asarray(key.codes[LAYER, tokens.page, :, tokens.slot] != 7).any((-1, -2))
+    np.testing.assert_array_equal(touched, real)
+
+
+def test_a_codec_the_kernel_cannot_write_is_refused():
+    tokens = Tokens("tq-k3v3", 64)
+    with pytest.raises(ValueError, match="write takes affine and bfloat16 codecs, not LloydCodec"):
+        write(*tokens.sides(), LAYER, tokens.page, tokens.slot, config=Config(16, 2, 2))
+
+
+def _kernel_of(preset) -> tuple:
+    """What the kernel is compiled for; presets that differ otherwise are the same to it."""
+    sides = preset.spec.key, preset.spec.value
+    fixed = [
+        side.rotation if side.rotation in ("none", "oscar", "hessian") else "" for side in sides
+    ]
+    return tuple(
+        (side.bits, side.codec, side.clip, side.step, side.center, rotation)
+        for side, rotation in zip(sides, fixed, strict=True)
+    )
+
+
+WRITABLE = {
+    _kernel_of(preset): name
+    for name, preset in PRESETS.items()
+    if name != "f32" and preset.spec.key.codec != "lloyd" and not preset.spec.key.centroids
+}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("cache", WRITABLE.values())
+def test_write_of_every_preset(cache, head_dim):
+    if cache.startswith("bdr128"):
+        cache = cache.replace("bdr128", f"bdr{head_dim}")
+    assert all(writable(side.codec) for side in Tokens(cache, head_dim).sides())
+    check(cache, head_dim, interpret=False)
