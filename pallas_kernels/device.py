@@ -1,7 +1,7 @@
 """What the kernels run on, and how they are set up there.
 
 Tuned settings are JSON files in ``tuned/``, one for each device, written by
-``scripts/tune_kernels.py``; an unknown device takes the defaults below.
+``python -m scripts.tune_kernels``; an unknown device takes the defaults below.
 """
 
 import functools
@@ -36,10 +36,14 @@ def has_gpu() -> bool:
     return device.platform == "gpu" and float(capability) >= 8
 
 
+def tuned_file() -> Path:
+    """Where the settings for this device stand, if there are any."""
+    return _TUNED / f"{jax.devices()[0].device_kind.replace(' ', '_')}.json"
+
+
 @functools.lru_cache
 def _settings() -> dict:
-    name = jax.devices()[0].device_kind.replace(" ", "_")
-    path = _TUNED / f"{name}.json"
+    path = tuned_file()
     return _DEFAULTS | (json.loads(path.read_text()) if path.is_file() else {})
 
 

@@ -48,9 +48,10 @@ def exact_attention(
 
     What is not seen may be anything.
     """
-    real = seen[..., None, None]
-    k, v = jnp.where(real, k, 0), jnp.where(real, v, 0)
-    out, lse = _fused(q, k, v, scale=scale, fused=fused, mask=seen[:, None, None])
+    real, narrow = seen[..., None, None], _narrow(fused)
+    q, k, v = (x.astype(narrow) for x in (q, jnp.where(real, k, 0), jnp.where(real, v, 0)))
+    mask = jnp.broadcast_to(seen[:, None, None], (len(seen), 1, q.shape[1], seen.shape[1]))
+    out, lse = _fused(q, k, v, scale=scale, fused=fused, mask=mask)
     return _only_where(seen.any(1), out, lse)
 
 
@@ -72,7 +73,7 @@ def prefix_attention(
     p = keys.codes.shape[3]
     pages = max(1, min(_BLOCK // B // p, block_table.shape[1]))
     block_table = jnp.pad(block_table, ((0, 0), (0, -block_table.shape[1] % pages)))
-    narrow = jnp.float16 if fused == "cudnn" else jnp.float32
+    narrow = _narrow(fused)
     q = q.astype(narrow)
 
     def one_block(i, carry):
@@ -90,6 +91,11 @@ def prefix_attention(
     blocks = -(-length.max() // (pages * p))
     empty = jnp.zeros((B, T, N, H)), jnp.full((B, T, N), -jnp.inf)
     return jax.lax.fori_loop(0, blocks, one_block, empty)
+
+
+def _narrow(fused: Fused):
+    """What decoded tokens and turned queries are rounded to: finer than bfloat16."""
+    return jnp.float16 if fused == "cudnn" else jnp.float32
 
 
 def _only_where(some: Bool[Array, " B"], out, lse):

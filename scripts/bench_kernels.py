@@ -1,0 +1,357 @@
+"""Times the kernels on this GPU: microseconds, bytes, bandwidth and ratios, all of one run.
+
+    python -m scripts.bench_kernels --out docs/benchmarks/h200.json
+    python -m scripts.bench_kernels --only decode --workloads W1,W2 --caches bf16,int4
+
+Every time is the least of several repeats of a chain of calls, divided by its length. What all
+layers of a step share, the plan of the work, is made outside.
+"""
+
+import argparse
+import json
+import platform
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jkvq.basis import Calibration, SideCalibration, make_basis
+from jkvq.cache import abstract_stacks
+from jkvq.cache_shape import CacheShape
+from jkvq.pallas_kernels import decode as decoding
+from jkvq.pallas_kernels import write as writing
+from jkvq.pallas_kernels.codecs import FloatCodec
+from jkvq.pallas_kernels.decode import decode, merge_partials, plan_decode
+from jkvq.pallas_kernels.device import decode_config, write_config
+from jkvq.pallas_kernels.packed import Packed
+from jkvq.pallas_kernels.prefill import prefix_attention
+from jkvq.pallas_kernels.write import Side, write
+from jkvq.spec import CacheSpec, parse_spec
+from jkvq.window import window_table
+
+H = 128
+# sequences, tokens, KV heads, query heads per KV head
+WORKLOADS = {
+    "W1": (32, 16384, 8, 4),
+    "W2": (1, 102400, 8, 4),
+    "W3": (32, 8192, 8, 4),
+    "W4": (128, 8192, 8, 4),
+    "W5": (32, 16384, 8, 4),  # of 512 to 32,768 tokens, the same in all
+    "W6": (8, 32768, 2, 6),
+}
+CACHES = "bf16,int8,int4,int3,int2,saw-int4,oscar-int2,jkvq-int2,tq-k3v3,blockgtq-k3v3"
+WRITES = "bf16,int4,saw-int4,oscar-int2,jkvq-int2"
+EXACT = FloatCodec(jnp.uint16)
+
+
+def timed(chain, *args, calls: int, repeats: int = 5) -> float:
+    """Microseconds of one of ``calls`` calls in a chain."""
+    jax.block_until_ready(chain(*args))
+    best = float("inf")
+    for _ in range(repeats):
+        start = time.perf_counter()
+        jax.block_until_ready(chain(*args))
+        best = min(best, time.perf_counter() - start)
+    return best / calls * 1e6
+
+
+def stream_bandwidth() -> float:
+    """Bytes a second that reading 4 GiB and adding them up reaches."""
+    data = jax.random.bits(jax.random.key(0), (1 << 30,), jnp.uint32)
+
+    @jax.jit
+    def read(data):
+        total = jnp.uint32(0)
+        for _ in range(4):
+            total = total + jnp.sum(data ^ total, dtype=jnp.uint32)
+        return total
+
+    return data.nbytes / timed(read, data, calls=4) * 1e6
+
+
+def copy_bandwidth() -> float:
+    """Bytes a second, read and written, of a copy of 2 GiB."""
+    data = jax.random.bits(jax.random.key(0), (1 << 29,), jnp.uint32)
+
+    @jax.jit
+    def copy(data):
+        for _ in range(4):
+            data = jax.lax.optimization_barrier(data + jnp.uint32(1))
+        return data
+
+    return 2 * data.nbytes / timed(copy, data, calls=4) * 1e6
+
+
+def made_up(shape: CacheShape, bits: int) -> Calibration:
+    """A calibration of the right shapes: speed does not depend on its numbers."""
+    rng = np.random.default_rng(0)
+    L, K, _ = shape
+    widths = np.resize([bits + 2, bits + 1, bits, bits, bits, bits - 1, bits - 1, bits - 1], H // 2)
+
+    def side() -> SideCalibration:
+        return SideCalibration(
+            mean=rng.normal(size=(L, K, H)).astype(np.float32),
+            rotation=np.linalg.qr(rng.normal(size=(L, K, H, H)))[0].astype(np.float32),
+            widths=np.broadcast_to(widths, (L, K, H // 2)),
+        )
+
+    return Calibration(side(), side())
+
+
+def random_pages(pages: Packed, key) -> Packed:
+    """Pages of numbers that look like a cache's: codes at random, scales about 0.1."""
+
+    def floats(like, scale):
+        numbers = jax.random.normal(key, like.shape, jnp.bfloat16) * jnp.bfloat16(scale)
+        return jax.lax.bitcast_convert_type(numbers, jnp.uint16)
+
+    if pages.params is None:
+        return Packed(jax.jit(lambda: floats(pages.codes, 1))())
+    codes = jax.jit(lambda: jax.random.bits(key, pages.codes.shape, jnp.uint16))()
+    positive = jax.jit(lambda: floats(pages.params, 0.1) & jnp.uint16(0x7FFF))()
+    return Packed(codes, positive)
+
+
+class Sequences:
+    """Sequences stored in shuffled pages of one layer."""
+
+    def __init__(self, spec: CacheSpec, B: int, S: int, K: int, lengths=None):
+        self.spec, shape = spec, CacheShape(1, K, H)
+        self.basis = make_basis(spec, shape, made_up(shape, spec.key.bits))
+        self.codecs = self.basis.key.codec(0), self.basis.value.codec(0)
+        self.lengths = np.full(B, S) if lengths is None else lengths
+        count = -(-self.lengths // spec.page)
+        stack = abstract_stacks(spec, shape, int(count.sum()) + 1, B)[0]
+        self.keys, self.values = (
+            random_pages(x, jax.random.key(1)) for x in (stack.key, stack.value)
+        )
+        table = np.zeros((B, count.max()), np.int32)
+        order = np.random.default_rng(0).permutation(np.arange(1, count.sum() + 1))
+        for row, pages in enumerate(np.split(order, np.cumsum(count)[:-1])):
+            table[row, : len(pages)] = pages
+        self.table = jnp.asarray(table)
+        self.windows = None
+        if stack.windows is not None:
+            self.windows = tuple(
+                random_pages(Packed(x), jax.random.key(2))
+                for x in (stack.windows.key, stack.windows.value)
+            )
+
+    @property
+    def nbytes(self) -> int:
+        spec, K = self.spec, self.keys.codes.shape[2]
+        arrays = jax.tree.leaves((self.keys, self.values))
+        exact = spec.sink + spec.recent
+        per_page = sum(x.nbytes // x.shape[1] for x in arrays)
+        pages = int((-(-(self.lengths - exact) // spec.page)).sum())
+        return pages * per_page + len(self.lengths) * exact * K * H * 4
+
+
+def time_decode(
+    spec: CacheSpec, workload: str, config: decoding.Config | None = None
+) -> tuple[float, int]:
+    """Microseconds of decode and merge, and the bytes they read."""
+    B, S, K, G = WORKLOADS[workload]
+    lengths = None
+    if workload == "W5":
+        spread = np.geomspace(512, 32768, B)
+        lengths = np.round(spread * (B * S / spread.sum()) / 64).astype(int) * 64
+        lengths = np.clip(lengths, 512, 32768)
+        lengths[np.argsort(lengths)[B // 2]] += B * S - lengths.sum()
+    data = Sequences(spec, B, S, K, lengths)
+    exact = spec.sink + spec.recent
+    config = config or decode_config(data.codecs[0])
+    window_config = decode_config(EXACT)
+    packed = jnp.asarray(data.lengths - exact, jnp.int32)
+    plan = plan_decode(packed, page=spec.page, kv_heads=K, config=config)
+    window_plan = table = None
+    if data.windows is not None:
+        slots = data.windows[0].codes.shape[1] // B * spec.page
+        window_plan = plan_decode(
+            jnp.full(B, exact, jnp.int32),
+            page=spec.page,
+            kv_heads=K,
+            config=window_config,
+            seen=jnp.broadcast_to(jnp.arange(slots)[None] < exact, (B, slots)),
+        )
+        table = window_table(spec, jnp.arange(B, dtype=jnp.int32))
+    q = jax.random.normal(jax.random.key(3), (B, K * G, H), jnp.bfloat16)
+    if data.basis.key.rotation is not None:
+        q = q.astype(jnp.float32)  # as the write kernel turns it
+    calls = 10
+
+    @jax.jit
+    def chain(q, keys, values, block_table, plan, windows, window_plan):
+        for _ in range(calls):
+            args = keys, values, *data.codecs, 0, block_table, plan
+            parts = [decode(q, *args, scale=H**-0.5, config=config)]
+            if windows is not None:
+                exact = EXACT, EXACT, 0, table, window_plan
+                args = windows[0], windows[1], *exact
+                parts.append(decode(q, *args, scale=H**-0.5, config=window_config))
+            out, _ = merge_partials(parts, q.shape[1])
+            q = q + (out * 1e-30).astype(q.dtype)
+        return q
+
+    args = q, data.keys, data.values, data.table, plan, data.windows, window_plan
+    return timed(chain, *args, calls=calls), data.nbytes
+
+
+def time_write(
+    spec: CacheSpec, tokens: int, *, queries: bool = False, config: writing.Config | None = None
+) -> float:
+    """Microseconds to store tokens of 8 heads, keys and values; with or without their queries."""
+    shape = CacheShape(1, 8, H)
+    basis = make_basis(spec, shape, made_up(shape, spec.key.bits))
+    pages = max(tokens // spec.page, tokens if tokens < 1024 else 0) + 1
+    stack = abstract_stacks(spec, shape, pages, 1)[0]
+    k, v = (jax.random.normal(jax.random.key(i), (1, tokens, 8, H), jnp.bfloat16) for i in (0, 1))
+    q = jax.random.normal(jax.random.key(2), (1, tokens, 32, H), jnp.bfloat16)
+    order = np.random.default_rng(0).permutation(np.arange(1, pages))
+    at = np.arange(tokens)
+    page = order[at // spec.page] if tokens >= 1024 else order[at]
+    page, slot = (jnp.asarray(x[None], jnp.int32) for x in (page, at % spec.page))
+    calls, config = 20, config or write_config(tokens)
+
+    def chain(key, value):
+        for _ in range(calls):
+            key, value, _ = write(
+                Side(key, k, basis.key.codec(0), basis.key.of_layer(0)),
+                Side(value, v, basis.value.codec(0), basis.value.of_layer(0)),
+                *(0, page, slot),
+                queries=q if queries else None,
+                config=config,
+            )
+        return key, value
+
+    run = jax.jit(chain, donate_argnums=(0, 1))
+    state = tuple(random_pages(x, jax.random.key(3)) for x in (stack.key, stack.value))
+    state, best = run(*state), float("inf")
+    for _ in range(7):
+        jax.block_until_ready(state)
+        start = time.perf_counter()
+        state = run(*state)
+        jax.block_until_ready(state)
+        best = min(best, time.perf_counter() - start)
+    return best / calls * 1e6
+
+
+def time_prefill(cache: str | None) -> tuple[float, int]:
+    """Microseconds of 2,048 queries over a prefix of 30,720 tokens, and the temporary bytes.
+
+    None is a contiguous bfloat16 prefix through cuDNN.
+    """
+    S, T, K, N = 30720, 2048, 8, 32
+    q = jax.random.normal(jax.random.key(0), (1, T, N, H), jnp.bfloat16)
+    if cache is None:
+        args = [jax.random.normal(jax.random.key(i), (1, S, K, H), jnp.bfloat16) for i in (1, 2)]
+    else:
+        data = Sequences(parse_spec(cache), 1, S, K)
+        args = [data.keys, data.values, data.table]
+
+    def attend(q, keys, values, table=None):
+        if table is None:
+            return jax.nn.dot_product_attention(q, keys, values, implementation="cudnn")
+        pages = keys, values, *data.codecs, 0, table, jnp.full(1, S, jnp.int32)
+        return prefix_attention(q, *pages, scale=H**-0.5, fused="cudnn")[0].astype(q.dtype)
+
+    calls = 3
+
+    @jax.jit
+    def chain(q, *args):
+        for _ in range(calls):
+            q = q + attend(q, *args) * jnp.bfloat16(1e-30)
+        return q
+
+    memory = jax.jit(attend).lower(q, *args).compile().memory_analysis()
+    assert memory is not None
+    return timed(chain, q, *args, calls=calls), memory.temp_size_in_bytes
+
+
+def time_torch(workload: str) -> float | None:
+    """Microseconds of PyTorch's attention over contiguous bfloat16 keys and values, for scale."""
+    try:
+        import torch  # noqa: PLC0415
+    except ImportError:
+        return None
+    B, S, K, G = WORKLOADS[workload]
+    k, v = (torch.randn(B, K, S, H, dtype=torch.bfloat16, device="cuda") for _ in range(2))
+    q = torch.randn(B, K * G, 1, H, dtype=torch.bfloat16, device="cuda")
+    attend = torch.nn.functional.scaled_dot_product_attention
+    for _ in range(3):
+        attend(q, k, v, enable_gqa=True)
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    for _ in range(10):
+        attend(q, k, v, enable_gqa=True)
+    end.record()
+    torch.cuda.synchronize()
+    return start.elapsed_time(end) * 100
+
+
+def main() -> None:
+    """Runs the benchmarks that are asked for, prints them and writes them down."""
+    parser = argparse.ArgumentParser(description="Times the kernels on this GPU.")
+    parser.add_argument("--only", choices=["decode", "write", "prefill"], help="one op alone")
+    parser.add_argument("--workloads", default=",".join(WORKLOADS))
+    parser.add_argument("--caches", default=CACHES)
+    parser.add_argument("--out", type=Path, help="a JSON file")
+    args = parser.parse_args()
+    if jax.default_backend() != "gpu":
+        parser.error("there is no GPU here")
+    stream, copy = stream_bandwidth(), copy_bandwidth()
+    found = {
+        "device": jax.devices()[0].device_kind,
+        "jax": jax.__version__,
+        "python": platform.python_version(),
+        "stream_bytes_per_s": stream,
+        "copy_bytes_per_s": copy,
+        "decode": [],
+        "write": [],
+        "prefill": [],
+    }
+    print(f"{found['device']}, jax {jax.__version__}: stream {stream / 1e12:.2f} TB/s, ", end="")
+    print(f"copy {copy / 1e12:.2f} TB/s", flush=True)
+
+    def note(op: str, **row):
+        found[op].append(row)
+        shown = {k: round(v, 2) if isinstance(v, float) else v for k, v in row.items()}
+        print(op, *(f"{key}={value}" for key, value in shown.items()), flush=True)
+        if args.out:
+            args.out.write_text(json.dumps(found, indent=1))
+
+    if args.only in (None, "decode"):
+        for workload in args.workloads.split(","):
+            base = None
+            for cache in args.caches.split(","):
+                us, size = time_decode(parse_spec(cache), workload)
+                base = us if cache == "bf16" else base
+                rate = size / us * 1e6
+                ratios = {"of_stream": rate / stream, "of_copy": rate / copy}
+                if base is not None:
+                    ratios["speedup"] = base / us
+                note("decode", workload=workload, cache=cache, us=us, bytes=size, **ratios)
+            torch_us = time_torch(workload) if workload != "W5" else None
+            if torch_us is not None:
+                note("decode", workload=workload, cache="bf16, torch", us=torch_us)
+    if args.only in (None, "write"):
+        for tokens in (8192, 32):
+            for cache in WRITES.split(","):
+                spec = parse_spec(cache)
+                row = {"tokens": tokens, "cache": cache}
+                row["us"] = time_write(spec, tokens, queries=False)
+                if tokens < 1024 and spec.key.rotation != "none":
+                    row["us_with_queries"] = time_write(spec, tokens, queries=True)
+                note("write", **row)
+    if args.only in (None, "prefill"):
+        base, _ = time_prefill(None)
+        note("prefill", cache="bf16, contiguous, cuDNN", us=base)
+        for cache in ("bf16", "int4", "int2"):
+            us, temporary = time_prefill(cache)
+            note("prefill", cache=cache, us=us, of_cudnn=base / us, temporary_bytes=temporary)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,101 @@
+"""Finds the kernels' best settings on this GPU and writes them where the kernels look for them.
+
+python -m scripts.tune_kernels
+"""
+
+import argparse
+import itertools
+import json
+from pathlib import Path
+
+import jax
+
+from jkvq.pallas_kernels import decode, write
+from jkvq.pallas_kernels.device import tuned_file
+from jkvq.spec import parse_spec
+from scripts.bench_kernels import time_decode, time_write
+
+# programs per multiprocessor, warps, stages
+DECODE = {
+    "float": (("bf16",), list(itertools.product((3, 4, 6), (2, 4), (2, 3)))),
+    "packed": (("int4", "int2"), list(itertools.product((6, 8, 12), (1, 2), (2, 3)))),
+}
+WORKLOADS = ("W1", "W2")
+# tokens, blocks, warps
+WRITE = {
+    8192: list(itertools.product((32, 64, 128), (1, 2, 4, 8), (4, 8))),
+    32: list(itertools.product((16, 32), (1,), (1, 2, 4, 8))),
+}
+WRITTEN = ("int4", "saw-int4", "oscar-int2", "jkvq-int2")
+
+
+def best(settings: list, measure, what: str) -> list[int]:
+    """The setting with the least geometric mean of times, over the measures that it can run."""
+    times = {}
+    for setting in settings:
+        try:
+            times[setting] = measure(setting)
+        except Exception as error:  # too much shared memory or registers: not a candidate
+            print(what, setting, "does not run:", str(error).split("\n")[0][:100], flush=True)
+            continue
+        print(what, setting, f"{times[setting]:.1f}", flush=True)
+    return list(min(times, key=times.__getitem__))
+
+
+def geometric_mean(times: list[float]) -> float:
+    """Of some times."""
+    product = 1.0
+    for time in times:
+        product *= time
+    return product ** (1 / len(times))
+
+
+def main() -> None:
+    """Tunes every op, and writes the settings of this device."""
+    parser = argparse.ArgumentParser(description="Tunes the kernels for this GPU.")
+    parser.add_argument("--out", type=Path, help="instead of the package's own file")
+    args = parser.parse_args()
+    if jax.default_backend() != "gpu":
+        parser.error("there is no GPU here")
+    cores = jax.devices()[0].core_count
+
+    def decoding(caches):
+        def measure(setting):
+            per_core, warps, stages = setting
+            config = decode.Config(per_core * cores, warps, stages)
+            return geometric_mean(
+                [
+                    time_decode(parse_spec(cache), workload, config)[0]
+                    for cache in caches
+                    for workload in WORKLOADS
+                ]
+            )
+
+        return measure
+
+    def writing(tokens):
+        def measure(setting):
+            config = write.Config(*setting)
+            times = [time_write(parse_spec(name), tokens, config=config) for name in WRITTEN]
+            return geometric_mean(times)
+
+        return measure
+
+    found = {
+        "decode": {
+            kind: best(settings, decoding(caches), f"decode {kind}")
+            for kind, (caches, settings) in DECODE.items()
+        },
+        "write": {
+            name: best(WRITE[tokens], writing(tokens), f"write {tokens}")
+            for name, tokens in (("many", 8192), ("few", 32))
+        },
+    }
+    out = args.out or tuned_file()
+    out.parent.mkdir(exist_ok=True)
+    out.write_text(json.dumps(found, indent=1) + "\n")
+    print(f"written to {out}")
+
+
+if __name__ == "__main__":
+    main()

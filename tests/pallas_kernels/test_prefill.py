@@ -1,0 +1,74 @@
+"""Attention of a chunk over itself and over stored tokens, against numpy in float64."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jkvq.pallas_kernels.prefill import exact_attention, prefix_attention, self_attention
+from tests.pallas_kernels.test_paged_attention import LAYER, Stored
+from tests.reference import attention
+
+SCALE = 0.2
+
+
+def assert_close(found, wanted, bound: float):
+    for out, lse, (wanted_out, wanted_lse) in zip(*found, wanted, strict=True):
+        assert np.linalg.norm(out - wanted_out) <= bound * np.linalg.norm(wanted_out)
+        np.testing.assert_allclose(lse, wanted_lse, atol=2 * bound)
+
+
+def check_prefix(cache: str, fused, dtype, bound: float, T: int = 5):
+    lengths = [16, 0, 77]
+    stored = Stored(cache, lengths, 2, 64, page_size=16)
+    q = jax.random.normal(jax.random.key(1), (3, T, 6, 64), dtype)
+    run = jax.jit(
+        lambda q, keys, values, table, length: prefix_attention(
+            *(q, keys, values, *stored.codecs, LAYER, table, length), scale=SCALE, fused=fused
+        )
+    )
+    found = run(q, *stored.sides, stored.table, jnp.asarray(lengths, jnp.int32))
+    k, v = stored.decoded
+    wanted = [
+        attention(np.asarray(q[b], np.float64), k[b, :n], v[b, :n], np.ones((T, n), bool), SCALE)
+        for b, n in enumerate(lengths)
+    ]
+    assert_close(found, wanted, bound)
+
+
+def check_exact(fused, dtype, bound: float, T: int = 9):
+    rng = np.random.default_rng(0)
+    q, k, v = (jnp.asarray(rng.normal(size=(2, T, n, 64)), dtype) for n in (6, 2, 2))
+    qs, ks, vs = (np.asarray(x, np.float64) for x in (q, k, v))
+    causal = np.tril(np.ones((T, T), bool))
+    wanted = [attention(qs[b], ks[b], vs[b], causal, SCALE) for b in range(2)]
+    assert_close(self_attention(q, k, v, scale=SCALE, fused=fused), wanted, bound)
+
+    seen = rng.random((2, T)) < 0.5
+    seen[1] = False
+    k, v = (jnp.where(seen[..., None, None], x, jnp.nan) for x in (k, v))
+    wanted = [
+        attention(qs[b], ks[b], vs[b], np.broadcast_to(seen[b], (T, T)), SCALE) for b in range(2)
+    ]
+    found = exact_attention(q, k, v, jnp.asarray(seen), scale=SCALE, fused=fused)
+    assert_close(found, wanted, bound)
+
+
+@pytest.mark.parametrize("cache", ["bf16", "int4", "tq-k3v2"])
+def test_a_chunk_over_stored_tokens(cache):
+    check_prefix(cache, "xla", jnp.float32, 1e-5)
+
+
+def test_a_chunk_over_itself_and_over_exact_tokens():
+    check_exact("xla", jnp.float32, 1e-5)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("cache", ["bf16", "int4", "int2", "int3", "tq-k3v3", "blockgtq-k3v3"])
+def test_a_chunk_over_stored_tokens_by_cudnn(cache):
+    check_prefix(cache, "cudnn", jnp.bfloat16, 2e-3, T=64)
+
+
+@pytest.mark.gpu
+def test_a_chunk_over_itself_by_cudnn():
+    check_exact("cudnn", jnp.bfloat16, 4e-3, T=64)  # the weights are rounded to bfloat16 within
