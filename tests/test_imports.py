@@ -17,7 +17,8 @@ RANKS = [
     ["jkvq.models"],
     ["jkvq.calibration"],
     [
-        *("jkvq.batch", "jkvq.compile_clock", "jkvq.convert", "jkvq.detokenize", "jkvq.evaluate"),
+        *("jkvq.batch", "jkvq.calibrate", "jkvq.compile_clock", "jkvq.convert"),
+        *("jkvq.detokenize", "jkvq.evaluate"),
         *("jkvq.footprint", "jkvq.generate", "jkvq.llm", "jkvq.memory", "jkvq.prompt"),
         *("jkvq.sampling", "jkvq.steps"),
     ],
