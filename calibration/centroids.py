@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 _ROUNDS = 50  # of Lloyd's iteration, at most
-_ENOUGH = 1e-4  # a round that gains less than this part of the error is the last
+_ENOUGH = 1e-3  # a round that gains less than this part of the error is the last
 _CHUNK_DISTANCES = 2**25  # held at a time
 
 
