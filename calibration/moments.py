@@ -148,7 +148,6 @@ def _sums(q, k, v, before_rope, real, visible) -> tuple[Array, Moments]:
     k, v = (x[0].astype(jnp.float32) for x in (k, v))
     S = scores(q, k, visible)
     out = jnp.einsum("kgts,skh->tkgh", S, v, precision="highest")
-    S = S * weight[None, None, :, None]
     received = jnp.einsum("kgts,tkgh->skgh", S, q, precision="highest")
     G = q.shape[2]
 
@@ -168,7 +167,7 @@ def _sums(q, k, v, before_rope, real, visible) -> tuple[Array, Moments]:
         sq=over_heads(received),
         kk=second(k, every),
         vv=second(v, every),
-        weighted_vv=second(v, S.sum((1, 2)).T / G),
+        weighted_vv=second(v, jnp.einsum("kgts,t->sk", S, weight, precision="highest") / G),
         output=over_heads(real_out),
         k_mean=first(k),
         k_mean_before_rope=first(before_rope),
