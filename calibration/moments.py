@@ -167,7 +167,7 @@ def _sums(q, k, v, before_rope, real, visible) -> tuple[Array, Moments]:
         sq=over_heads(received),
         kk=second(k, every),
         vv=second(v, every),
-        weighted_vv=second(v, jnp.einsum("kgts,t->sk", S, weight, precision="highest") / G),
+        weighted_vv=second(v, (S * weight[None, None, :, None]).sum((1, 2)).T / G),
         output=over_heads(real_out),
         k_mean=first(k),
         k_mean_before_rope=first(before_rope),
