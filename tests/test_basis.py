@@ -35,6 +35,7 @@ def test_centroids_are_brought_into_the_stored_basis():
     basis = make_basis(parse_spec("kmeans16-bdr-int4,key.center=true"), SHAPE, made_up)
     assert made_up.key.centroids is not None
     assert made_up.key.mean is not None
+    assert basis.key.centroids is not None
     R = scipy.linalg.hadamard(128) / np.sqrt(128)
     wanted = (made_up.key.centroids - made_up.key.mean[:, None]).astype(np.float64) @ R
     np.testing.assert_allclose(basis.key.centroids, wanted, atol=1e-4)
