@@ -94,7 +94,7 @@ def made_up(shape: CacheShape, bits: int) -> Calibration:
         return SideCalibration(
             mean=rng.normal(size=(L, K, H)).astype(np.float32),
             rotation=np.linalg.qr(rng.normal(size=(L, K, H, H)))[0].astype(np.float32),
-            widths=np.broadcast_to(widths, (L, K, H // 2)),
+            widths=np.broadcast_to(widths, (8, L, K, H // 2)),
         )
 
     return Calibration(side(), side())
@@ -166,7 +166,7 @@ def time_decode(
     window_config = decode_config(EXACT)
     packed = jnp.asarray(data.lengths - exact, jnp.int32)
     plan = plan_decode(packed, page=spec.page, kv_heads=K, config=config)
-    window_plan = table = None
+    window_plan, table = None, data.table
     if data.windows is not None:
         slots = data.windows[0].codes.shape[1] // B * spec.page
         window_plan = plan_decode(
@@ -245,11 +245,10 @@ def time_prefill(cache: str | None) -> tuple[float, int]:
     """
     S, T, K, N = 30720, 2048, 8, 32
     q = jax.random.normal(jax.random.key(0), (1, T, N, H), jnp.bfloat16)
+    data = Sequences(parse_spec(cache or "bf16"), 1, S, K)
+    args = [data.keys, data.values, data.table]
     if cache is None:
         args = [jax.random.normal(jax.random.key(i), (1, S, K, H), jnp.bfloat16) for i in (1, 2)]
-    else:
-        data = Sequences(parse_spec(cache), 1, S, K)
-        args = [data.keys, data.values, data.table]
 
     def attend(q, keys, values, table=None):
         if table is None:

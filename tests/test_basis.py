@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+import scipy.linalg
 
 import jkvq
 from jkvq.basis import Calibration, SideCalibration, make_basis
@@ -29,6 +30,18 @@ def test_a_calibration_of_another_model_is_refused():
         make_basis(parse_spec("oscar-int2"), other, random_calibration())
 
 
+def test_centroids_are_brought_into_the_stored_basis():
+    made_up = random_calibration()
+    basis = make_basis(parse_spec("kmeans16-bdr-int4,key.center=true"), SHAPE, made_up)
+    assert made_up.key.centroids is not None
+    assert made_up.key.mean is not None
+    assert basis.key.centroids is not None
+    R = scipy.linalg.hadamard(128) / np.sqrt(128)
+    wanted = (made_up.key.centroids - made_up.key.mean[:, None]).astype(np.float64) @ R
+    np.testing.assert_allclose(basis.key.centroids, wanted, atol=1e-4)
+    np.testing.assert_array_equal(basis.value.centroids, made_up.value.centroids)
+
+
 def test_block_rotation_gathers_groups_and_is_orthogonal():
     basis = make_basis(parse_spec("blockgtq-k3v3"), SHAPE, random_calibration()).key
     assert basis.allocation is not None
@@ -39,7 +52,7 @@ def test_block_rotation_gathers_groups_and_is_orthogonal():
     )
     widths = random_calibration().key.widths
     assert widths is not None
-    channels = np.concatenate([widths, widths], axis=-1)
+    channels = np.concatenate([widths[2], widths[2]], axis=-1)
     for layer, head in np.ndindex(2, 2):
         given, kept = channels[layer, head], np.asarray(basis.allocation.width)[layer, head]
         assert sorted(given, reverse=True) == kept.tolist()
@@ -56,7 +69,7 @@ def test_block_rotation_gathers_groups_and_is_orthogonal():
     ],
 )
 def test_block_widths_that_cannot_be_stored_are_refused(widths, sentence):
-    given = np.broadcast_to(np.array(widths), (2, 2, 64))
+    given = np.broadcast_to(np.array(widths), (8, 2, 2, 64))
     calibration = Calibration(key=SideCalibration(widths=given))
     with pytest.raises(jkvq.UserError, match=sentence):
         make_basis(parse_spec("blockgtq-k3v3"), SHAPE, calibration)

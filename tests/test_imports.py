@@ -17,15 +17,9 @@ RANKS = [
     ["jkvq.models"],
     ["jkvq.calibration"],
     [
-        *("jkvq.batch", "jkvq.compile_clock", "jkvq.convert", "jkvq.detokenize", "jkvq.evaluate"),
-        *(
-            "jkvq.footprint",
-            "jkvq.generate",
-            "jkvq.implementation",
-            "jkvq.llm",
-            "jkvq.memory",
-            "jkvq.prompt",
-        ),
+        *("jkvq.batch", "jkvq.calibrate", "jkvq.compile_clock", "jkvq.convert"),
+        *("jkvq.detokenize", "jkvq.evaluate", "jkvq.footprint", "jkvq.generate"),
+        *("jkvq.implementation", "jkvq.llm", "jkvq.memory", "jkvq.prompt"),
         *("jkvq.sampling", "jkvq.steps"),
     ],
     ["jkvq"],
