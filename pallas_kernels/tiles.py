@@ -1,10 +1,9 @@
 """How kernels read stored tokens: as tiles that go straight into matrix products.
 
 Codes are never converted to floats: or-ing a code into the mantissa of 1024 makes the float16
-number 1024 + w c, with w the place of its bits in the byte. Both are taken out of the sums:
-
-    q . c   = sum (q/w) (1024 + w c) - 1024 sum (q/w)       over the rounded q/w
-    sum p c = (sum p (1024 + w c) - 1024 sum p) / w         over the rounded p
+number 1024 + w c, with w the place of its bits in the byte, and subtracting 1024 leaves w c. The
+weight w is taken out of q, or of the sum over p. (The 1024 could be left in and taken out of the
+sums instead, but tensor cores add with too few bits for that.)
 
 Each class below reads one side of the cache in one format: ``query`` and ``scores`` for keys,
 ``zero``, ``add`` and ``finish`` for values.
@@ -76,21 +75,23 @@ def pieces(bits: int, channels: int, group: int) -> list[list[Piece]]:
 
 
 def code_tile(words, piece: Piece, *, interpret: bool):
-    """The codes of a piece as float16 numbers 1024 + weight * code, from its words [p, width]."""
+    """The codes of a piece as float16 numbers weight * code, from its words [p, width]."""
     mask = _mask(piece)
     if interpret:
         bits = ((words >> piece.shift) & mask) | _MAGIC
-        return lax.bitcast_convert_type(bits.astype(jnp.uint16), jnp.float16)
+        return lax.bitcast_convert_type(bits.astype(jnp.uint16), jnp.float16) - jnp.float16(1024)
     args, operand, constraints = [words], "$2", "=r,r,r"
     if isinstance(mask, int):
         operand, constraints = hex(mask * 0x10001), "=r,r"
     else:
         args.append(jnp.broadcast_to(mask, words.shape))
-    # Two words a register: (words >> shift) & mask | magic
+    # Two words a register: ((words >> shift) & mask | magic) - 1024
     asm = f"""{{
-        .reg .b32 t;
+        .reg .b32 t, m;
         shr.b32 t, $1, {piece.shift};
-        lop3.b32 $0, t, {operand}, {hex(_MAGIC * 0x10001)}, 0xEA;
+        lop3.b32 t, t, {operand}, {hex(_MAGIC * 0x10001)}, 0xEA;
+        mov.b32 m, {hex((_MAGIC | 0x8000) * 0x10001)};
+        add.f16x2 $0, t, m;
     }}"""
     (tile,) = plt.elementwise_inline_asm(
         asm,
@@ -311,21 +312,19 @@ class AffineTiles:
 
     def query(self, load, scale):
         plain = [load(piece.start, piece.width) * scale for piece in self.parts[0]]
-        sums, offset = [0.0] * self.groups, [0.0] * self.groups
+        sums = [0.0] * self.groups
         for piece, q in zip(self.parts[0], plain, strict=True):
             sums[piece.group] += q.sum(1)
         parts = []
         for part in self.parts:
             parts.append([])
             for piece, q in zip(part, plain, strict=True):
-                rounded = (q * (piece.worth / _weight(piece))).astype(jnp.float16)
-                offset[piece.group] += 1024.0 * rounded.astype(jnp.float32).sum(1)
-                parts[-1].append(rounded)
+                parts[-1].append((q * (piece.worth / _weight(piece))).astype(jnp.float16))
         exact = [q.astype(jnp.float16) for q in plain] if self.centroids is not None else []
-        return parts, sums, offset, exact
+        return parts, sums, exact
 
     def scores(self, query, page: Page):
-        parts, sums, offset, exact = query
+        parts, sums, exact = query
         products = [0.0] * self.groups
         for part, qs in zip(self.parts, parts, strict=True):
             for piece, q in zip(part, qs, strict=True):
@@ -333,7 +332,7 @@ class AffineTiles:
         total = 0.0
         for n in range(self.groups):
             scale, lo = page.param(n), page.param(self.groups + n)
-            total += (products[n] - offset[n][:, None]) * scale[None] + sums[n][:, None] * lo[None]
+            total += products[n] * scale[None] + sums[n][:, None] * lo[None]
         if self.centroids is not None:
             index = page.index()
             for piece, q in zip(self.parts[0], exact, strict=True):
@@ -346,11 +345,11 @@ class AffineTiles:
 
         row = [jnp.zeros(ROWS, jnp.float32)] * self.groups
         exact = tiles(self.parts[0]) if self.centroids is not None else []
-        # sums of codes, of rounded weights, of lo; the scales' greatest, which weights are over
-        return [tiles(part) for part in self.parts], row, row, jnp.float32(2.0**-100), exact
+        # sums of codes and of lo; the greatest scale, which the weights are divided by
+        return [tiles(part) for part in self.parts], row, jnp.float32(2.0**-100), exact
 
     def add(self, total, weights, decay, page: Page, real):
-        parts, rounded, base, top, exact = total
+        parts, base, top, exact = total
         scales = [jnp.where(real, page.param(n), 0.0) for n in range(self.groups)]
         los = [jnp.where(real, page.param(self.groups + n), 0.0) for n in range(self.groups)]
         new_top = top
@@ -358,9 +357,6 @@ class AffineTiles:
             new_top = jnp.maximum(new_top, scale.max())
         shrink = decay * (top / new_top)
         scaled = [(weights * (s / new_top)[None]).astype(jnp.float16) for s in scales]
-        rounded = [
-            r * shrink + w.astype(jnp.float32).sum(1) for r, w in zip(rounded, scaled, strict=True)
-        ]
         base = [b * decay + (weights * lo[None]).sum(1) for b, lo in zip(base, los, strict=True)]
         parts = [
             [
@@ -376,16 +372,15 @@ class AffineTiles:
                 acc * decay[:, None] + dot(w, self._centroids(index, piece), (1, 0))
                 for piece, acc in zip(self.parts[0], exact, strict=True)
             ]
-        return parts, rounded, base, new_top, exact
+        return parts, base, new_top, exact
 
     def finish(self, total):
-        parts, rounded, base, top, exact = total
+        parts, base, top, exact = total
         found = []
         for i, piece in enumerate(self.parts[0]):
             out = base[piece.group][:, None]
             for part, accs in zip(self.parts, parts, strict=True):
-                codes = accs[i] - 1024.0 * rounded[piece.group][:, None]
-                out = out + codes * (top * part[i].worth / _weight(part[i]))
+                out = out + accs[i] * (top * part[i].worth / _weight(part[i]))
             found.append((piece.start, out + exact[i] if exact else out))
         return found
 
