@@ -22,7 +22,7 @@ RANKS = [
         *("jkvq.sampling", "jkvq.steps"),
     ],
     ["jkvq"],
-    ["jkvq.cli"],
+    ["jkvq.cli", "jkvq.cli_eval", "jkvq.cli_shared"],
     ["scripts"],
 ]
 
