@@ -17,9 +17,16 @@ RANKS = [
     ["jkvq.models"],
     ["jkvq.calibration"],
     [
-        *("jkvq.batch", "jkvq.compile_clock", "jkvq.convert", "jkvq.detokenize", "jkvq.evaluate"),
+        *(
+            "jkvq.baselines",
+            "jkvq.batch",
+            "jkvq.compile_clock",
+            "jkvq.convert",
+            "jkvq.detokenize",
+            "jkvq.evaluate",
+        ),
         *("jkvq.footprint", "jkvq.generate", "jkvq.llm", "jkvq.memory", "jkvq.prompt"),
-        *("jkvq.sampling", "jkvq.steps"),
+        *("jkvq.reconstruct", "jkvq.sampling", "jkvq.steps"),
     ],
     ["jkvq"],
     ["jkvq.cli", "jkvq.cli_eval", "jkvq.cli_shared"],
