@@ -1,1 +1,1 @@
-"""Offline calibration of caches; nothing is here yet."""
+"""Offline calibration of caches: statistics of a text, what methods make of them, artefacts."""

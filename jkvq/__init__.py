@@ -7,6 +7,8 @@ print(jkvq.generate(llm, "Why is the sky blue?", max_new_tokens=64).text)
 """
 
 from jkvq.basis import Calibration, SideCalibration
+from jkvq.calibrate import calibrate
+from jkvq.calibration.artefact import Artefact, load_artefact
 from jkvq.errors import UserError
 from jkvq.generate import Generation, Options, Piece, generate, stream
 from jkvq.llm import LLM, load, with_cache
@@ -14,6 +16,7 @@ from jkvq.spec import CacheSpec, SideSpec, parse_spec
 
 __all__ = [
     "LLM",
+    "Artefact",
     "CacheSpec",
     "Calibration",
     "Generation",
@@ -22,8 +25,10 @@ __all__ = [
     "SideCalibration",
     "SideSpec",
     "UserError",
+    "calibrate",
     "generate",
     "load",
+    "load_artefact",
     "parse_spec",
     "stream",
     "with_cache",

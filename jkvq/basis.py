@@ -5,6 +5,7 @@ query by the same constant, which softmax does not see. Values are stored as (v 
 folded into the weights at load (models/fold.py). Both change nothing by themselves.
 """
 
+import dataclasses
 from dataclasses import dataclass, field
 
 import jax
@@ -27,16 +28,50 @@ class SideCalibration:
     mean: Float[np.ndarray, "L K H"] | None = None
     rotation: Float[np.ndarray, "L K H H"] | None = None
     clip: Float[np.ndarray, " L"] | None = None
-    centroids: Float[np.ndarray, "L C K H"] | None = None  # in the stored basis
-    widths: Int[np.ndarray, "L K H/2"] | None = None  # of each rotary block
+    centroids: Float[np.ndarray, "L C K H"] | None = None  # of keys or values as they are
+    widths: Int[np.ndarray, "8 L K H/2"] | None = None  # of rotary blocks, for 1 to 8 bits each
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """What calibration found for a model."""
+    """What calibration found for a model.
+
+    method: that made the rotations; None fits any cache.
+    weights: the fingerprint of the model's weights; None fits any model of the right shape.
+    """
 
     key: SideCalibration = SideCalibration()
     value: SideCalibration = SideCalibration()
+    method: str | None = None
+    weights: str | None = None
+
+
+def methods_for(spec: CacheSpec) -> tuple[str, ...]:
+    """The methods whose calibration serves a spec, the one made for it first.
+
+    There are none if it needs none. "kmeans" is followed by its number of centroids.
+    """
+    sides = (spec.key, spec.value)
+    rotations = {side.rotation for side in sides}
+    centroids = max(side.centroids for side in sides)
+    if centroids:
+        return (f"kmeans{centroids}",)
+    if "blocks" in (side.allocation for side in sides):
+        return ("blockgtq",)
+    if "hessian" in rotations:
+        return ("hessian",)
+    center = any(side.center for side in sides)
+    if "oscar" in rotations:
+        return ("jkvq", "oscar") if center else ("oscar", "jkvq")
+    return ("center", "jkvq", "oscar", "hessian", "blockgtq") if center else ()
+
+
+def calibrate_command(spec: CacheSpec, model: str = "MODEL") -> str:
+    """The command line that makes the calibration that a spec needs."""
+    method = methods_for(spec)[0]
+    if method.startswith("kmeans"):
+        method = f"kmeans --centroids {method.removeprefix('kmeans')}"
+    return f"jkvq calibrate --model {model} --method {method}"
 
 
 @jax.tree_util.register_dataclass
@@ -100,33 +135,41 @@ _PLAIN = SideBasis(None, None, None, None, None, EXACT)
 def make_basis(spec: CacheSpec, shape: CacheShape, calibration: Calibration | None) -> Basis:
     """The basis of a spec; refuses one that needs a calibration it is not given."""
     found = calibration or Calibration()
+    rotations = {spec.key.rotation, spec.value.rotation}.intersection(CALIBRATED_ROTATIONS)
+    if found.method and rotations and found.method not in methods_for(spec):
+        raise UserError(
+            f"this cache turns with rotation {' and '.join(sorted(rotations))}, and the "
+            f"calibration is of method {found.method}: make one with `{calibrate_command(spec)}`"
+        )
     return Basis(
-        _side("key", spec.key, shape, found.key, seed=0),
-        _side("value", spec.value, shape, found.value, seed=1),
+        _side("key", spec, shape, found.key, seed=0),
+        _side("value", spec, shape, found.value, seed=1),
         spec.exact_layers,
     )
 
 
-def _side(name: str, spec: SideSpec, shape: CacheShape, found: SideCalibration, seed: int):
+def _side(name: str, cache: CacheSpec, shape: CacheShape, found: SideCalibration, seed: int):
+    spec: SideSpec = getattr(cache, name)
     L, K, H = shape
 
     def need(part: str, *expected: int) -> Array:
         array = getattr(found, part)
         if array is None:
             raise UserError(
-                f"this cache needs a calibration with the {part} of the {name}s: pass "
-                f"calibration=jkvq.Calibration({name}=jkvq.SideCalibration({part}=...))"
+                f"this cache needs a calibration with the {part} of the {name}s: make one with "
+                f"`{calibrate_command(cache)}`"
             )
         if array.shape != expected:
             raise UserError(
                 f"the calibration's {name} {part} has shape {array.shape}, and this model and "
-                f"cache need {expected}: it was made for another one"
+                f"cache need {expected}: make one with `{calibrate_command(cache)}`"
             )
         return jnp.asarray(array)
 
     allocation = None
     if spec.allocation == "blocks":
-        rotation, allocation = _blocks(np.asarray(need("widths", L, K, H // 2)), spec.bits, seed)
+        widths = np.asarray(need("widths", 8, L, K, H // 2), np.int32)[spec.bits - 1]
+        rotation, allocation = _blocks(widths, spec.bits, seed)
     elif spec.rotation in CALIBRATED_ROTATIONS:
         rotation = need("rotation", L, K, H, H).astype(jnp.float32)
     else:
@@ -135,9 +178,14 @@ def _side(name: str, spec: SideSpec, shape: CacheShape, found: SideCalibration, 
     clip = None
     if spec.clip < 1:
         clip = jnp.full(L, spec.clip) if found.clip is None else need("clip", L)
-    centroids = need("centroids", L, spec.centroids, K, H) if spec.centroids else None
     mean = need("mean", L, K, H).astype(jnp.float32) if spec.center else None
-    return SideBasis(mean, rotation, clip, centroids, allocation, spec)
+    basis = SideBasis(mean, rotation, clip, None, allocation, spec)
+    if not spec.centroids:
+        return basis
+    # Distances are the same in every basis: so are the tokens that share a centroid.
+    given = need("centroids", L, spec.centroids, K, H).astype(jnp.float32)
+    centroids = jnp.stack([basis.enter(given[layer][None], layer)[0] for layer in range(L)])
+    return dataclasses.replace(basis, centroids=centroids)
 
 
 def _blocks(widths: np.ndarray, bits: int, seed: int) -> tuple[Array, Allocation]:

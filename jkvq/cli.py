@@ -9,9 +9,26 @@ from typing import Annotated
 import jax
 import typer
 
+from jkvq.basis import methods_for
 from jkvq.cache_shape import CacheShape
+from jkvq.calibrate import DEFAULT_TOKENS
+from jkvq.calibrate import calibrate as calibrate_model
+from jkvq.calibration.allocation import SCORES
+from jkvq.calibration.artefact import default_folder, load_artefact
+from jkvq.calibration.drawing import draw
+from jkvq.calibration.explain import explain
+from jkvq.calibration.methods import KEY_TARGETS, METHODS, VALUE_TARGETS, Options
+from jkvq.calibration.rotations import FACTORS
 from jkvq.cli_eval import evaluation
-from jkvq.cli_shared import AsJson, Cache, Dtype, Model, print_json, print_table
+from jkvq.cli_shared import (
+    AsJson,
+    Cache,
+    CalibrationFolder,
+    Dtype,
+    Model,
+    print_json,
+    print_table,
+)
 from jkvq.convert import convert as convert_checkpoint
 from jkvq.errors import UserError
 from jkvq.footprint import bits_per_element, footprint
@@ -37,6 +54,7 @@ def generate(
     prompt: Annotated[str, typer.Argument(help="The prompt; - reads it from stdin.")],
     model: Model = DEFAULT_MODEL,
     cache: Cache = DEFAULT_CACHE,
+    calibration: CalibrationFolder = None,
     chat: Annotated[
         bool | None,
         typer.Option(
@@ -60,7 +78,7 @@ def generate(
     text = sys.stdin.read() if prompt == "-" else prompt
     if not text:
         raise UserError("the prompt is empty: give at least one word")
-    llm = load(model, cache=cache, dtype=dtype)
+    llm = load(model, cache=cache, calibration=calibration, dtype=dtype)
     pieces = stream(
         llm,
         text,
@@ -104,7 +122,106 @@ def _report(piece: Piece, model: str, cache: str, as_json: bool) -> None:
 
 
 @app.command()
+def calibrate(
+    method: Annotated[str, typer.Option(help=f"One of {', '.join(METHODS)}.")] = "jkvq",
+    model: Model = DEFAULT_MODEL,
+    text: Annotated[
+        Path | None,
+        typer.Option(
+            help="A text file; .gz is read as it is.",
+            show_default="the prose of Python's documentation",
+        ),
+    ] = None,
+    self_written: Annotated[
+        bool, typer.Option("--self", help="Calibrate on text that the model writes.")
+    ] = False,
+    tokens: Annotated[
+        int, typer.Option(help="How many, from the text's beginning.")
+    ] = DEFAULT_TOKENS,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="A new folder.", show_default="where --cache finds it for this model"),
+    ] = None,
+    shared: Annotated[
+        bool, typer.Option("--shared", help="One rotation for all KV heads of a layer.")
+    ] = Options.shared,
+    key_target: Annotated[
+        str, typer.Option(help=f"What turns the keys: {', '.join(KEY_TARGETS)}.")
+    ] = Options.key_target,
+    value_target: Annotated[
+        str, typer.Option(help=f"What turns the values: {', '.join(VALUE_TARGETS)}.")
+    ] = Options.value_target,
+    without: Annotated[
+        list[str] | None,
+        typer.Option(help=f"Leave out of OSCAR's rotation: {', '.join(FACTORS)}; may be repeated."),
+    ] = None,
+    order: Annotated[
+        int | None,
+        typer.Option(
+            help="Of the block Hadamard behind the Hessian rotation.",
+            show_default="the largest up to 128",
+        ),
+    ] = Options.order,
+    centroids: Annotated[int, typer.Option(help="Of k-means.")] = Options.centroids,
+    starts: Annotated[int, typer.Option(help="Of k-means; the best is kept.")] = Options.starts,
+    seed: Annotated[int, typer.Option(help="Of k-means.")] = Options.seed,
+    score: Annotated[
+        str, typer.Option(help=f"What a rotary block is worth: {', '.join(SCORES)}.")
+    ] = Options.score,
+    clip_for: Annotated[
+        str | None,
+        typer.Option(help="Choose the clip ratios of each layer for this cache, as oscar-int2."),
+    ] = Options.clip_for,
+    window: Annotated[int, typer.Option(help="Tokens that see each other.")] = Options.window,
+    dtype: Dtype = None,
+    as_json: AsJson = False,
+):
+    """Read a text with a model, and write what calibrated caches need to know.
+
+    Methods: jkvq (means and rotations, for jkvq-* and oscar-*), oscar, hessian, kmeans, blockgtq,
+    center (means alone, for any cache with center=true).
+    """
+    artefact = calibrate_model(
+        model,
+        method=method,
+        text=text,
+        self_written=self_written,
+        tokens=tokens,
+        out=out,
+        dtype=dtype,
+        shared=shared,
+        key_target=key_target,
+        value_target=value_target,
+        without=tuple(without or ()),
+        order=order,
+        centroids=centroids,
+        starts=starts,
+        seed=seed,
+        score=score,
+        clip_for=clip_for,
+        window=window,
+    )
+    manifest = artefact.manifest
+    folder = default_folder(model, manifest.method) if out is None else out
+    if as_json:
+        print_json({"out": str(folder), **dataclasses.asdict(manifest)})
+        return
+    print(f"{model} by {manifest.method} on {tokens:,} tokens of {manifest.corpus} -> {folder}")
+    example = next(
+        name for name, preset in PRESETS.items() if manifest.method in methods_for(preset.spec)[:1]
+    )
+    given = "" if out is None else f" --calibration {out}"
+    print(f'Use it: jkvq generate "Hello" --model {model} --cache {example}{given}')
+
+
+@app.command()
 def inspect(
+    folder: Annotated[
+        Path | None, typer.Argument(help="A calibration to explain, instead of a model.")
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw the calibration into this PNG file.")
+    ] = None,
     model: Model = DEFAULT_MODEL,
     cache: Cache = DEFAULT_CACHE,
     context: Annotated[
@@ -118,7 +235,12 @@ def inspect(
     dtype: Dtype = None,
     as_json: AsJson = False,
 ):
-    """Show what a model and its cache take of memory, and how many sequences fit."""
+    """Show what a model and its cache take of memory, or explain a calibration."""
+    if folder is not None:
+        _inspect_calibration(folder, plot, as_json)
+        return
+    if plot is not None:
+        raise UserError("--plot draws a calibration: name its folder")
     spec, compute = parse_spec(cache), compute_dtype(dtype)
     room = free_bytes() if memory is None else parse_bytes(memory)
     config = open_checkpoint(model).config
@@ -144,6 +266,19 @@ def inspect(
     if room is not None:
         rows[f"sequences that fit {format_bytes(room)}"] = f"{size.fits:,}"
     print_table(f"{model}, {cache}", ("", ""), rows.items())
+
+
+def _inspect_calibration(folder: Path, plot: Path | None, as_json: bool) -> None:
+    artefact = load_artefact(folder)
+    if plot is not None:
+        draw(artefact, plot)
+    if as_json:
+        print_json({**dataclasses.asdict(artefact.manifest), "says": explain(artefact)})
+        return
+    for line in explain(artefact):
+        print(line)
+    if plot is not None:
+        print(f"Drawn in {plot}.")
 
 
 @app.command()

@@ -1,6 +1,7 @@
 """What the commands share: their common options, and how they print."""
 
 import json
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -11,6 +12,14 @@ Model = Annotated[
     str, typer.Option("--model", "-m", help="Short name, folder, .gguf file or hub id.")
 ]
 Cache = Annotated[str, typer.Option(help="How the cache is stored; see `jkvq methods`.")]
+CalibrationFolder = Annotated[
+    Path | None,
+    typer.Option(
+        "--calibration",
+        help="A folder that `jkvq calibrate` wrote.",
+        show_default="the one kept for the model",
+    ),
+]
 Dtype = Annotated[
     str | None, typer.Option(help="float32 or bfloat16; by default what is fastest here.")
 ]

@@ -3,7 +3,7 @@
 import functools
 import gzip
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -14,11 +14,12 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from jkvq.baselines import BASELINES, ChannelWise
-from jkvq.basis import Basis, Calibration
+from jkvq.basis import Basis, Calibration, methods_for
 from jkvq.cache import KVCache, empty_cache, pages_for
+from jkvq.calibration.artefact import load_artefact
 from jkvq.errors import UserError
 from jkvq.footprint import bits_per_element
-from jkvq.llm import LLM, checked_basis, with_cache
+from jkvq.llm import LLM, checked_basis, find_calibration, require_unfolded, with_cache
 from jkvq.models.config import ModelConfig
 from jkvq.models.decoder import Params, forward, logits, run
 from jkvq.progress import count_bar
@@ -99,31 +100,34 @@ class Baseline:
         return self.kept.bits_per_element(self.llm.config.cache_shape, context)
 
 
-def subject(llm: LLM, cache: str, calibration: Calibration | None = None) -> Subject:
+def subject(llm: LLM, cache: str, calibration: Calibration | str | Path | None = None) -> Subject:
     """The model with a cache, or a baseline, of this name; ``llm`` must fold nothing, as bf16."""
     if cache in BASELINES:
+        require_unfolded(llm)
         BASELINES[cache].check(llm.config.head_dim)
         return Baseline(llm, BASELINES[cache])
     return Cached(with_cache(llm, cache, calibration))
 
 
-def check_cache(config: ModelConfig, cache: str, calibration: Calibration | None = None) -> None:
-    """Refuses a cache that `subject` or `reconstruction` would refuse, before any work."""
-    if cache in BASELINES:
-        BASELINES[cache].check(config.head_dim)
-    else:
-        checked_basis(config, parse_spec(cache), calibration)
-
-
 def reconstruction(
-    config: ModelConfig, cache: str, calibration: Calibration | None = None
+    llm: LLM, cache: str, calibration: Calibration | str | Path | None = None
 ) -> Reconstruction:
-    """What a cache, or a baseline, of this name gives back."""
-    check_cache(config, cache, calibration)
+    """What a cache, or a baseline, of this name gives back; ``llm`` must fold nothing, as bf16."""
+    require_unfolded(llm)
     if cache in BASELINES:
+        BASELINES[cache].check(llm.config.head_dim)
         return BASELINES[cache]
     spec = parse_spec(cache)
-    return TokenWise(spec, checked_basis(config, spec, calibration), config.layers)
+    found = find_calibration(llm.name, spec, calibration)
+    return TokenWise(spec, checked_basis(llm.config, spec, found), llm.config.layers)
+
+
+def choose_calibration(folders: Sequence[Path], cache: str) -> Path | None:
+    """The first of these artefacts that serves a cache; None is the one kept for the model."""
+    if cache in BASELINES:
+        return None
+    methods = methods_for(parse_spec(cache))
+    return next((path for path in folders if load_artefact(path).manifest.method in methods), None)
 
 
 @dataclass(frozen=True)

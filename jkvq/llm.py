@@ -7,7 +7,9 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 
-from jkvq.basis import Basis, Calibration, make_basis
+from jkvq.basis import Basis, Calibration, calibrate_command, make_basis, methods_for
+from jkvq.calibration.artefact import find_artefact, load_artefact
+from jkvq.calibration.fingerprint import fingerprint
 from jkvq.errors import UserError, nearest
 from jkvq.memory import format_bytes, free_bytes
 from jkvq.models.checkpoint import Checkpoint, open_checkpoint
@@ -44,7 +46,7 @@ def load(
     model: str | Path = DEFAULT_MODEL,
     *,
     cache: str | CacheSpec = DEFAULT_CACHE,
-    calibration: Calibration | None = None,
+    calibration: Calibration | str | Path | None = None,
     dtype: str | None = None,
     pool_tokens: int | None = None,
 ) -> LLM:
@@ -53,7 +55,8 @@ def load(
     Args:
         model: a short name (``smollm2-135m``), a folder, a ``.gguf`` file or a hub id.
         cache: how keys and values are stored; `jkvq methods` lists the names.
-        calibration: what the cache needs to know of the model, if it needs anything.
+        calibration: what the cache needs to know of the model, or the folder of an artefact that
+            `jkvq calibrate` wrote; None takes the one it kept for this model.
         dtype: ``float32`` or ``bfloat16``; by default what the device computes fastest in.
         pool_tokens: the most tokens that one call may keep in the cache.
     """
@@ -62,21 +65,58 @@ def load(
         raise UserError(f"pool_tokens={pool_tokens}: at least 1 is needed")
     compute = compute_dtype(dtype)
     checkpoint = open_checkpoint(model)
+    calibration = find_calibration(model, spec, calibration)
     basis = checked_basis(checkpoint.config, spec, calibration)
     _require_memory(checkpoint, compute)
     tokenizer, params = checkpoint.tokenizer(), checkpoint.params(compute)
+    _require_same_weights(calibration, params)
     config, params, basis = fold_values(checkpoint.config, params, basis)
     return LLM(str(model), config, params, tokenizer, spec, basis, pool_tokens)
 
 
-def with_cache(llm: LLM, cache: str | CacheSpec, calibration: Calibration | None = None) -> LLM:
+def with_cache(
+    llm: LLM, cache: str | CacheSpec, calibration: Calibration | str | Path | None = None
+) -> LLM:
     """The same model with another cache; ``llm`` must have one that folds nothing, as ``bf16``."""
     spec = parse_spec(cache) if isinstance(cache, str) else cache
-    if llm.spec.value.rotation != "none" or llm.spec.value.center:
-        raise UserError("this model's weights are folded for its cache: load it with cache='bf16'")
+    require_unfolded(llm)
+    calibration = find_calibration(llm.name, spec, calibration)
     basis = checked_basis(llm.config, spec, calibration)
+    _require_same_weights(calibration, llm.params)
     config, params, basis = fold_values(llm.config, llm.params, basis)
     return dataclasses.replace(llm, config=config, params=params, spec=spec, basis=basis)
+
+
+def require_unfolded(llm: LLM) -> None:
+    """Refuses a model that is not as it was loaded, but folded for its cache."""
+    if llm.spec.value.rotation != "none" or llm.spec.value.center:
+        raise UserError("this model's weights are folded for its cache: load it with cache='bf16'")
+
+
+def find_calibration(
+    model: str | Path, spec: CacheSpec, given: Calibration | str | Path | None
+) -> Calibration | None:
+    """What a spec needs: as given, from a folder, or kept for the model; None if it needs none."""
+    if isinstance(given, Calibration) or not methods_for(spec):
+        return given if isinstance(given, Calibration) else None
+    folder = find_artefact(model, spec) if given is None else given
+    if folder is None:
+        raise UserError(
+            f"this cache needs a calibration of {model}: make one with "
+            f"`{calibrate_command(spec, str(model))}`, or pass the folder of one"
+        )
+    return load_artefact(folder).calibration
+
+
+def _require_same_weights(calibration: Calibration | None, params: Params) -> None:
+    if calibration is None or calibration.weights is None:
+        return
+    found = fingerprint(params)
+    if found != calibration.weights:
+        raise UserError(
+            f"the calibration was made for a model with weights {calibration.weights[:12]}, and "
+            f"this one has {found[:12]}: calibrate it with `jkvq calibrate`"
+        )
 
 
 def checked_basis(config: ModelConfig, spec: CacheSpec, calibration: Calibration | None) -> Basis:

@@ -39,7 +39,7 @@ def test_block_rotation_gathers_groups_and_is_orthogonal():
     )
     widths = random_calibration().key.widths
     assert widths is not None
-    channels = np.concatenate([widths, widths], axis=-1)
+    channels = np.concatenate([widths[2], widths[2]], axis=-1)
     for layer, head in np.ndindex(2, 2):
         given, kept = channels[layer, head], np.asarray(basis.allocation.width)[layer, head]
         assert sorted(given, reverse=True) == kept.tolist()
@@ -56,7 +56,7 @@ def test_block_rotation_gathers_groups_and_is_orthogonal():
     ],
 )
 def test_block_widths_that_cannot_be_stored_are_refused(widths, sentence):
-    given = np.broadcast_to(np.array(widths), (2, 2, 64))
+    given = np.broadcast_to(np.array(widths), (8, 2, 2, 64))
     calibration = Calibration(key=SideCalibration(widths=given))
     with pytest.raises(jkvq.UserError, match=sentence):
         make_basis(parse_spec("blockgtq-k3v3"), SHAPE, calibration)

@@ -17,14 +17,8 @@ RANKS = [
     ["jkvq.models"],
     ["jkvq.calibration"],
     [
-        *(
-            "jkvq.baselines",
-            "jkvq.batch",
-            "jkvq.compile_clock",
-            "jkvq.convert",
-            "jkvq.detokenize",
-            "jkvq.evaluate",
-        ),
+        *("jkvq.baselines", "jkvq.batch", "jkvq.calibrate", "jkvq.compile_clock", "jkvq.convert"),
+        *("jkvq.detokenize", "jkvq.evaluate", "jkvq.fidelity", "jkvq.niah", "jkvq.plots"),
         *("jkvq.footprint", "jkvq.generate", "jkvq.llm", "jkvq.memory", "jkvq.prompt"),
         *("jkvq.reconstruct", "jkvq.sampling", "jkvq.steps"),
     ],

@@ -1,0 +1,235 @@
+"""Artefacts: a calibration in a folder, as Orbax arrays and a manifest that people can read.
+
+    manifest.json   model and fingerprint of its weights, method, options, corpus, tokens, versions,
+                    sha256 of the arrays
+    arrays/         key, value: the parts of `SideCalibration`; seen: what `jkvq inspect` draws
+
+An artefact is written beside its place and renamed: under its name it is whole or not there.
+"""
+
+import dataclasses
+import datetime
+import hashlib
+import json
+import os
+import re
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+
+from jkvq.basis import Calibration, SideCalibration, methods_for
+from jkvq.calibration.methods import Solution, Spectra
+from jkvq.errors import UserError
+from jkvq.models.catalog import CATALOG, cache_folder
+from jkvq.spec import CacheSpec
+
+MANIFEST = "manifest.json"
+_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Where an artefact comes from.
+
+    layers, kv_heads, head_dim: of the model.
+    method: with the number of centroids for k-means.
+    options: of the method, as far as they are not the default.
+    corpus, corpus_sha256: the text's name and hash.
+    """
+
+    model: str
+    weights: str
+    layers: int
+    kv_heads: int
+    head_dim: int
+    method: str
+    options: dict[str, Any]
+    corpus: str
+    corpus_sha256: str
+    tokens: int
+    versions: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Artefact:
+    """A calibration, where it comes from, and what there is to see of it."""
+
+    calibration: Calibration
+    manifest: Manifest
+    key: Spectra
+    value: Spectra
+
+
+def make_artefact(solution: Solution, manifest: Manifest) -> Artefact:
+    """The artefact of a solution."""
+    calibration = dataclasses.replace(solution.calibration, weights=manifest.weights)
+    return Artefact(calibration, manifest, solution.key, solution.value)
+
+
+def default_folder(model: str | Path, method: str) -> Path:
+    """Where the calibration of a model by a method is kept, unless the user names a folder."""
+    name = str(model).lower()
+    if name not in CATALOG:
+        path = Path(model).expanduser()
+        place = str(path.resolve()) if path.exists() else str(model)
+        name = re.sub(r"[^\w.-]+", "-", place.strip("/"))[-60:].strip("-.")
+        name = f"{name}-{hashlib.sha256(place.encode()).hexdigest()[:8]}"
+    return cache_folder() / "calibrations" / name / method
+
+
+def find_artefact(model: str | Path, spec: CacheSpec) -> Path | None:
+    """The kept calibration of a model that serves a spec best; None if there is none."""
+    folders = (default_folder(model, method) for method in methods_for(spec))
+    return next((folder for folder in folders if (folder / MANIFEST).exists()), None)
+
+
+def save_artefact(artefact: Artefact, folder: Path, *, replace: bool = False) -> None:
+    """Writes an artefact whole or not at all.
+
+    Args:
+        artefact: what to write.
+        folder: a new or empty one, unless ``replace``.
+        replace: take the place of an artefact that is there.
+    """
+    require_place(folder, replace=replace)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    except OSError as error:
+        raise UserError(f"{folder} cannot be written: {error.strerror}") from None
+    try:
+        arrays = _arrays(artefact)
+        _write(draft.absolute() / "arrays", arrays)
+        written = {
+            "format": _FORMAT,
+            **dataclasses.asdict(artefact.manifest),
+            "sha256": _digest(arrays),
+            "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        }
+        (draft / MANIFEST).write_text(json.dumps(written, indent=2) + "\n")
+        draft.chmod(0o755)  # mkdtemp's are private
+        if replace and folder.exists():
+            os.replace(folder, draft / "replaced")
+        os.replace(draft, folder)
+        shutil.rmtree(folder / "replaced", ignore_errors=True)
+    except OSError as error:
+        raise UserError(f"{folder} cannot be written: {error.strerror or error}") from None
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def require_place(folder: Path, *, replace: bool) -> None:
+    """Refuses a folder that holds something else."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        if replace and (folder / MANIFEST).exists():
+            return
+        raise UserError(f"{folder} exists and is not empty; name a new folder")
+
+
+def load_artefact(folder: str | Path) -> Artefact:
+    """Reads an artefact; refuses one that is not whole."""
+    folder = Path(folder).expanduser()
+    if not (folder / MANIFEST).is_file():
+        raise UserError(
+            f"{folder} holds no calibration (it has no {MANIFEST}); make one with "
+            f"`jkvq calibrate --model MODEL --method METHOD --out {folder}`"
+        )
+    try:
+        written = json.loads((folder / MANIFEST).read_text())
+        if written["format"] != _FORMAT:
+            raise UserError(
+                f"{folder} is a calibration of format {written['format']}, and this version reads "
+                f"{_FORMAT}; calibrate again"
+            )
+        fields = [field.name for field in dataclasses.fields(Manifest)]
+        manifest = Manifest(**{name: written[name] for name in fields})
+        digest = written["sha256"]
+    except (KeyError, TypeError, ValueError) as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(f"{folder / MANIFEST} is damaged ({error}); calibrate again") from None
+    try:
+        arrays = _read(folder.absolute() / "arrays")
+    except Exception as error:  # Orbax and tensorstore raise many kinds
+        reason = str(error).strip().splitlines()[0][:200]
+        raise UserError(f"{folder} is damaged ({reason}); calibrate again") from None
+    if _digest(arrays) != digest:
+        raise UserError(
+            f"{folder} is damaged (its arrays are not those it was made with); calibrate again"
+        )
+    key, value, seen = (arrays.get(name, {}) for name in ("key", "value", "seen"))
+    calibration = Calibration(
+        SideCalibration(**key), SideCalibration(**value), manifest.method, manifest.weights
+    )
+    return Artefact(
+        calibration,
+        manifest,
+        *(Spectra(**seen.get(name, {})) for name in ("key", "value")),
+    )
+
+
+Arrays = dict[str, Any]
+
+
+def _arrays(artefact: Artefact) -> Arrays:
+    """The arrays that there are, as nested dicts."""
+    calibration = artefact.calibration
+    parts = {
+        "key": _present(calibration.key),
+        "value": _present(calibration.value),
+        "seen": {"key": _present(artefact.key), "value": _present(artefact.value)},
+    }
+    return _without_empty(parts)
+
+
+def _present(part) -> Arrays:
+    return {name: array for name, array in vars(part).items() if array is not None}
+
+
+def _without_empty(tree: Arrays) -> Arrays:
+    filled = {k: _without_empty(v) if isinstance(v, dict) else v for k, v in tree.items()}
+    return {k: v for k, v in filled.items() if not isinstance(v, dict) or v}
+
+
+def _digest(arrays: Arrays, name: str = "") -> str:
+    digest = hashlib.sha256()
+    for key in sorted(arrays):
+        value, path = arrays[key], f"{name}/{key}"
+        if isinstance(value, dict):
+            digest.update(_digest(value, path).encode())
+        else:
+            digest.update(f"{path} {value.dtype} {value.shape}\n".encode())
+            digest.update(np.ascontiguousarray(value).tobytes())
+    return digest.hexdigest()
+
+
+def _handler() -> ocp.PyTreeCheckpointHandler:
+    # One file for each array, whose name and bytes depend on nothing else (OCDBT's do).
+    return ocp.PyTreeCheckpointHandler(use_ocdbt=False, use_zarr3=True, use_compression=False)
+
+
+def _write(folder: Path, arrays: Arrays) -> None:
+    folder.mkdir()
+    handler = _handler()
+    try:
+        handler.save(folder, args=ocp.args.PyTreeSave(arrays))
+    except ValueError as error:  # tensorstore's, for a full disk among others
+        raise OSError(str(error).strip().splitlines()[0][:200]) from None
+    finally:
+        handler.close()
+
+
+def _read(folder: Path) -> Arrays:
+    handler = _handler()
+    tree: Any = handler.metadata(folder).tree
+    args = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
+    try:
+        return handler.restore(folder, args=ocp.args.PyTreeRestore(restore_args=args))
+    finally:
+        handler.close()

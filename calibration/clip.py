@@ -1,0 +1,108 @@
+"""Clip ratios: for each layer and side the quantile that errs least in the attention output.
+
+A second pass over the text; the errors of every quantile are sums, so it keeps no activations.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from jkvq.basis import Basis, Calibration, SideBasis, make_basis
+from jkvq.calibration.methods import Options
+from jkvq.calibration.moments import causal, grouped, scores, windows
+from jkvq.errors import UserError
+from jkvq.models.config import ModelConfig
+from jkvq.models.decoder import Params, run
+from jkvq.progress import count_bar
+from jkvq.spec import CacheSpec
+
+GRID = (0.88, 0.90, 0.92, 0.94, 0.96, 0.98, 1.00)
+
+
+def choose_clips(
+    config: ModelConfig,
+    params: Params,
+    tokens: Sequence[int],
+    spec: CacheSpec,
+    calibration: Calibration,
+    options: Options,
+) -> Calibration:
+    """The calibration with the clip ratios that serve a spec best."""
+    if spec.key.clip == 1 or spec.value.clip == 1:
+        raise UserError(f"clip_for={options.clip_for}: this cache does not clip; oscar-int2 does")
+    basis = make_basis(spec, config.cache_shape, calibration)
+    errors = np.zeros((2, config.layers, len(GRID)))
+    with count_bar("Choosing clip ratios", len(tokens)) as bar:
+        for chunk, count in windows(tokens, options.window):
+            errors += np.asarray(_errors(config, params, basis, spec, chunk, count), np.float64)
+            bar.advance(int(count))
+    key, value = np.asarray(GRID, np.float32)[errors.argmin(-1)]
+    return dataclasses.replace(
+        calibration,
+        key=dataclasses.replace(calibration.key, clip=key),
+        value=dataclasses.replace(calibration.value, clip=value),
+    )
+
+
+@functools.partial(jax.jit, static_argnames=("config", "spec"))
+def _errors(
+    config: ModelConfig,
+    params: Params,
+    basis: Basis,
+    spec: CacheSpec,
+    tokens: Int[Array, "1 T"],
+    count: Int[Array, ""],
+) -> Float[Array, "2 L grid"]:
+    """Squared error of the attention output with keys, and with values, clipped at each ratio."""
+    position = jnp.arange(tokens.shape[1], dtype=jnp.int32)
+    real = position < count
+    visible = causal(real)
+    exact = position[None] < spec.sink
+    exact |= position[None] > position[:, None] - spec.recent  # what the windows hold
+
+    def measuring(layer, q, k, v, found):
+        shape, K = q.shape, k.shape[2]
+        turned = grouped(basis.key.turn(q, layer), K)
+        plain_k, plain_v = (x[0].astype(jnp.float32) for x in (k, v))
+        S = scores(grouped(q, K), plain_k, visible)
+        out = jnp.einsum("kgts,skh->tkgh", S, plain_v, precision="highest")
+        k_in, v_in = basis.key.enter(k, layer)[0], basis.value.enter(v, layer)[0]
+
+        def key_error(clip):
+            coded = _coded(basis.key, layer, clip, k_in)
+            scale = shape[-1] ** -0.5
+            products = (
+                jnp.einsum("tkgh,skh->kgts", turned, x, precision="highest") * scale
+                for x in (k_in, coded)
+            )
+            blended = jnp.where(exact[None, None], *products)
+            weights = jax.nn.softmax(jnp.where(visible[None, None], blended, -jnp.inf), axis=-1)
+            lossy = jnp.einsum("kgts,skh->tkgh", weights, plain_v, precision="highest")
+            return _squared(lossy - out, real)
+
+        def value_error(clip):
+            lost = _coded(basis.value, layer, clip, v_in) - v_in
+            packed = jnp.where(exact[None, None], 0.0, S)
+            return _squared(jnp.einsum("kgts,skh->tkgh", packed, lost, precision="highest"), real)
+
+        grid = jnp.asarray(GRID, jnp.float32)
+        errors = jnp.stack([jax.lax.map(error, grid) for error in (key_error, value_error)])
+        return out.reshape(shape).astype(q.dtype), (*found, errors)
+
+    _, found = run(config, params, tokens, position[None], measuring, ())
+    return jnp.stack(found, axis=1)
+
+
+def _coded(side: SideBasis, layer: int, clip, x: Float[Array, "T K H"]) -> Float[Array, "T K H"]:
+    """What the cache gives back of tokens in its basis."""
+    codec = dataclasses.replace(side.codec(layer), clip=clip)  # pyright: ignore
+    return codec.decode(codec.encode(x[None]), jnp.ones((1, len(x)), bool))[0]
+
+
+def _squared(x: Float[Array, "T K G H"], real) -> Float[Array, ""]:
+    return jnp.where(real[:, None, None, None], x * x, 0.0).sum()

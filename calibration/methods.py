@@ -1,0 +1,207 @@
+"""What each method makes of the moments of a text."""
+
+from dataclasses import dataclass, field
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float
+
+from jkvq.basis import Calibration, SideCalibration
+from jkvq.calibration import rotations
+from jkvq.calibration.allocation import SCORES, allocations
+from jkvq.calibration.centroids import kmeans
+from jkvq.calibration.moments import WINDOW, Captured, Moments
+from jkvq.errors import UserError, nearest
+from jkvq.progress import count_bar
+
+METHODS = {
+    "jkvq": "means, and OSCAR's rotations of what is left without them: for jkvq-*",
+    "oscar": "OSCAR's rotations of keys and values, and clip ratios if asked for: for oscar-*",
+    "hessian": "SAW-INT4's Hessian rotation of keys: for hessian-int4",
+    "kmeans": "k-means centroids of keys and of values: for kmeans*",
+    "blockgtq": "widths of the keys' rotary blocks: for blockgtq-*",
+    "center": "means alone: for any cache with center=true",
+}
+KEY_TARGETS = ("q", "sq", "k")
+VALUE_TARGETS = ("output", "weighted", "v")
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a method calibrates; the defaults are what the presets want.
+
+    shared: one rotation for all KV heads of a layer, as OSCAR's published artefacts have.
+    key_target, value_target: the second moment whose eigenvectors a rotation takes: of the queries
+        ("q"), of the queries as the keys receive them ("sq") or of the keys ("k"); of the attention
+        output ("output"), of the values weighted by their scores ("weighted") or alone ("v").
+    without: factors of OSCAR's rotation to leave out: eigenvectors, hadamard, bit-reversal.
+    order: of the block Hadamard behind the Hessian rotation; None is the largest up to 128.
+    centroids, starts, seed: of k-means.
+    score: by which rotary blocks get their bits.
+    clip_for: a cache whose clip ratios are chosen for each layer.
+    window: tokens that see each other; a text is cut into such windows.
+    """
+
+    shared: bool = False
+    key_target: str = "q"
+    value_target: str = "output"
+    without: tuple[str, ...] = ()
+    order: int | None = None
+    centroids: int = 256
+    starts: int = 3
+    seed: int = 0
+    score: str = "qk_avg"
+    clip_for: str | None = None
+    window: int = WINDOW
+
+    def __post_init__(self):
+        def one_of(name: str, value: str, known):
+            if value not in known:
+                raise UserError(f"{name}={value} is not known: {nearest(value, known)}")
+
+        one_of("key_target", self.key_target, KEY_TARGETS)
+        one_of("value_target", self.value_target, VALUE_TARGETS)
+        one_of("score", self.score, SCORES)
+        for factor in self.without:
+            one_of("without", factor, rotations.FACTORS)
+        for name, least, most in (
+            ("centroids", 1, 65536),
+            ("starts", 1, 100),
+            ("window", 64, 2**20),
+        ):
+            if not least <= getattr(self, name) <= most:
+                raise UserError(f"{name}={getattr(self, name)}: allowed: {least} to {most}")
+
+
+@dataclass(frozen=True)
+class Spectra:
+    """What is drawn of one side: eigenvalues of its rotation's target, energy of its channels."""
+
+    eigenvalues: Float[np.ndarray, "L K H"] | None = None
+    energy_before: Float[np.ndarray, "L K H"] | None = None
+    energy_after: Float[np.ndarray, "L K H"] | None = None
+
+
+@dataclass(frozen=True)
+class Solution:
+    """A calibration with what there is to see of it."""
+
+    calibration: Calibration
+    key: Spectra = field(default_factory=Spectra)
+    value: Spectra = field(default_factory=Spectra)
+
+
+def method_label(method: str, options: Options) -> str:
+    """The method, with its number of centroids if it has them."""
+    return f"kmeans{options.centroids}" if method == "kmeans" else method
+
+
+def check_method(method: str, options: Options, head_dim: int, tokens: int) -> None:
+    """Refuses what cannot be calibrated."""
+    if method not in METHODS:
+        raise UserError(f"method '{method}' is not known: {nearest(method, METHODS)}")
+    if tokens < head_dim:
+        raise UserError(
+            f"tokens={tokens}: at least {head_dim} are needed, as many as a head has channels, "
+            "and some thousands are good"
+        )
+    if method in ("jkvq", "oscar") and head_dim.bit_count() != 1:
+        raise UserError(
+            f"head_dim={head_dim}: method {method} needs a power of two; use method center with "
+            "saw-int4,center=true"
+        )
+    if options.order is not None and head_dim % options.order:
+        raise UserError(f"order={options.order}: it must divide the {head_dim} channels of a head")
+    if method == "kmeans" and tokens < options.centroids:
+        raise UserError(
+            f"centroids={options.centroids}: at least as many tokens are needed, and tokens is "
+            f"{tokens}"
+        )
+    if options.clip_for is not None and method not in ("jkvq", "oscar"):
+        raise UserError(f"clip_for={options.clip_for}: only with method oscar or jkvq")
+
+
+def solve(method: str, options: Options, moments: Moments, captured: Captured | None) -> Solution:
+    """The parts that a method's caches need; the means are in all of them."""
+    means = {"key": _float32(moments.k_mean), "value": _float32(moments.v_mean)}
+    label = method_label(method, options)
+    if method in ("jkvq", "oscar"):
+        return _rotated(label, options, moments, means, centred=method == "jkvq")
+    key, value = SideCalibration(mean=means["key"]), SideCalibration(mean=means["value"])
+    spectra = Spectra()
+    if method == "hessian":
+        H = moments.qq.shape[-1]
+        R = rotations.hessian(moments.qq, options.order or min(128, H & -H))
+        key = SideCalibration(mean=means["key"], rotation=_float32(R))
+        spectra = _spectra(rotations.shared(moments.qq), moments.kk, R)
+    elif method == "kmeans":
+        assert captured is not None
+        key, value = (
+            SideCalibration(mean=means[name], centroids=_centroids(name, tokens, options))
+            for name, tokens in (("key", captured.key), ("value", captured.value))
+        )
+    elif method == "blockgtq":
+        score = SCORES[options.score](moments.q_energy, moments.k_energy)
+        key = SideCalibration(mean=means["key"], widths=allocations(score))
+    return Solution(Calibration(key, value, label), key=spectra)
+
+
+def _rotated(label, options: Options, moments: Moments, means, *, centred: bool) -> Solution:
+    """OSCAR's rotations; where values are centred, of what remains of the outputs."""
+    kk, vv = moments.kk, moments.vv
+    output, weighted = moments.output, moments.weighted_vv
+    if centred:
+        kk, vv = _about_mean(kk, moments.k_mean), _about_mean(vv, moments.v_mean)
+        # Values weighted by the scores they receive have the outputs' mean.
+        output, weighted = (
+            _about(second, moments.output_mean, moments.v_mean) for second in (output, weighted)
+        )
+    targets = {
+        "key": {"q": moments.qq, "sq": moments.sq, "k": kk}[options.key_target],
+        "value": {"output": output, "weighted": weighted, "v": vv}[options.value_target],
+    }
+    sides, spectra = {}, {}
+    for name, second in targets.items():
+        target = rotations.shared(second) if options.shared else second
+        R = rotations.oscar(target, options.without)
+        sides[name] = SideCalibration(mean=means[name], rotation=_float32(R))
+        spectra[name] = _spectra(target, kk if name == "key" else vv, R)
+    return Solution(Calibration(**sides, method=label), **spectra)
+
+
+def _about_mean(second, mean):
+    return _about(second, mean, mean)
+
+
+def _about(second, mean, point):
+    """E (x - p)^T (x - p) from E x^T x and E x."""
+    cross = mean[..., :, None] * point[..., None, :]
+    return second - cross - cross.swapaxes(-1, -2) + point[..., :, None] * point[..., None, :]
+
+
+def _spectra(target, stored, R) -> Spectra:
+    turned = np.einsum("...hi,...hj,...ji->...i", R, stored, R, optimize=True)
+    return Spectra(
+        _float32(rotations.eigen(target).values),
+        _float32(np.diagonal(stored, axis1=-2, axis2=-1)),
+        _float32(turned),
+    )
+
+
+def _centroids(name: str, tokens: np.ndarray, options: Options) -> np.ndarray:
+    L, T, K, H = tokens.shape
+    found = []
+    with count_bar(f"Clustering {name}s", L) as bar:
+        for layer in tokens:
+            flat = jnp.asarray(layer.reshape(T, K * H))
+            found.append(
+                np.asarray(
+                    kmeans(flat, options.centroids, seed=options.seed, starts=options.starts)
+                )
+            )
+            bar.advance(1)
+    return np.stack(found).reshape(L, options.centroids, K, H)
+
+
+def _float32(x) -> np.ndarray:
+    return np.ascontiguousarray(x, np.float32)

@@ -1,0 +1,178 @@
+"""One pass over a text that keeps means and second moments, never the activations.
+
+The text is cut into windows, each a sequence of its own from position 0; a window is one jitted
+step, and its sums are added up in float64 on the host. Memory does not grow with the text, unless
+keys and values are captured.
+"""
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from jkvq.models.config import ModelConfig
+from jkvq.models.decoder import Params, rotary_angles, rotate, run
+from jkvq.progress import count_bar
+
+WINDOW = 2048  # tokens
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Moments:
+    """Means over tokens, and over the query heads of a KV head where there are queries.
+
+    Queries and keys carry their rotary positions. S are the causal softmax scores of a window.
+    """
+
+    qq: Float[Any, "L K H H"]  # C_Q: q^T q
+    sq: Float[Any, "L K H H"]  # C_SQ: (S^T q)^T (S^T q), the queries as a key receives them
+    kk: Float[Any, "L K H H"]  # k^T k
+    vv: Float[Any, "L K H H"]  # v^T v
+    weighted_vv: Float[Any, "L K H H"]  # v^T v, each token weighted by the scores it receives
+    output: Float[Any, "L K H H"]  # C_S: (S v)^T (S v)
+    k_mean: Float[Any, "L K H"]
+    k_mean_before_rope: Float[Any, "L K H"]
+    v_mean: Float[Any, "L K H"]
+    output_mean: Float[Any, "L K H"]
+
+    @property
+    def q_energy(self) -> Float[Any, "L K H/2"]:
+        """E |q_i|^2 of each rotary block i, the channels i and i + H/2."""
+        return _block_energy(self.qq)
+
+    @property
+    def k_energy(self) -> Float[Any, "L K H/2"]:
+        """E |k_i|^2 of each rotary block."""
+        return _block_energy(self.kk)
+
+
+def _block_energy(second: np.ndarray) -> np.ndarray:
+    first, last = np.split(np.diagonal(second, axis1=-2, axis2=-1), 2, axis=-1)
+    return first + last
+
+
+class Captured(NamedTuple):
+    """Keys and values of a whole text."""
+
+    key: Float[np.ndarray, "L T K H"]
+    value: Float[np.ndarray, "L T K H"]
+
+
+def observe(
+    config: ModelConfig,
+    params: Params,
+    tokens: Sequence[int],
+    *,
+    window: int = WINDOW,
+    capture: bool = False,
+) -> tuple[Moments, Captured | None]:
+    """The moments, in float64, of a text that is cut into windows; keys and values if asked for."""
+    total, kept = None, []
+    with count_bar("Reading the text", len(tokens)) as bar:
+        for chunk, count in windows(tokens, window):
+            sums, activations = _observe_window(config, params, chunk, count, capture=capture)
+            sums = jax.tree.map(lambda x: np.asarray(x, np.float64), sums)
+            total = sums if total is None else jax.tree.map(np.add, total, sums)
+            kept.append([np.asarray(x)[:, : int(count)] for x in activations])
+            bar.advance(int(count))
+    moments = jax.tree.map(lambda x: x / len(tokens), total)
+    if not capture:
+        return moments, None
+    return moments, Captured(*(np.concatenate(side, axis=1) for side in zip(*kept, strict=True)))
+
+
+def windows(tokens: Sequence[int], window: int):
+    """The windows of a text as ([1, T] tokens, how many are real), all of one T."""
+    width = min(window, len(tokens))
+    for start in range(0, len(tokens), width):
+        part = tokens[start : start + width]
+        padded = np.zeros((1, width), np.int32)
+        padded[0, : len(part)] = part
+        yield jnp.asarray(padded), jnp.asarray(len(part), jnp.int32)
+
+
+def causal(real: Bool[Array, " T"]) -> Bool[Array, "T T"]:
+    """Which tokens a token sees: itself and real ones before it."""
+    return jnp.tri(len(real), dtype=bool) & real[None]
+
+
+def scores(
+    q: Float[Array, "T K G H"], k: Float[Array, "T K H"], visible: Bool[Array, "T T"]
+) -> Float[Array, "K G T T"]:
+    """S: softmax of the scaled products over what is visible."""
+    logits = jnp.einsum("tkgh,skh->kgts", q, k, precision="highest") * q.shape[-1] ** -0.5
+    return jax.nn.softmax(jnp.where(visible[None, None], logits, -jnp.inf), axis=-1)
+
+
+def grouped(q: Float[Array, "1 T N H"], kv_heads: int) -> Float[Array, "T K G H"]:
+    """Queries of one sequence, by the KV head they read; float32."""
+    _, T, N, H = q.shape
+    return q.astype(jnp.float32).reshape(T, kv_heads, N // kv_heads, H)
+
+
+@functools.partial(jax.jit, static_argnames=("config", "capture"))
+def _observe_window(
+    config: ModelConfig,
+    params: Params,
+    tokens: Int[Array, "1 T"],
+    count: Int[Array, ""],
+    *,
+    capture: bool,
+) -> tuple[Moments, tuple[Array, ...]]:
+    """Sums over a window's tokens, means over query heads, stacked over layers; and k, v."""
+    position = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
+    real = position[0] < count
+    cos, sin = rotary_angles(config, position)
+    visible = causal(real)
+
+    def observing(layer, q, k, v, found):
+        before_rope = rotate(k.astype(jnp.float32), cos, -sin)[0]
+        out, sums = _sums(q, k, v, before_rope, real, visible)
+        kept = (k[0].astype(jnp.float32), v[0].astype(jnp.float32)) if capture else ()
+        return out.astype(q.dtype), (*found, (sums, kept))
+
+    _, found = run(config, params, tokens, position, observing, ())
+    return jax.tree.map(lambda *layers: jnp.stack(layers), *found)
+
+
+def _sums(q, k, v, before_rope, real, visible) -> tuple[Array, Moments]:
+    shape, K = q.shape, k.shape[2]
+    weight = real.astype(jnp.float32)
+    q = grouped(q, K) * weight[:, None, None, None]
+    k, v = (x[0].astype(jnp.float32) for x in (k, v))
+    S = scores(q, k, visible)
+    out = jnp.einsum("kgts,skh->tkgh", S, v, precision="highest")
+    S = S * weight[None, None, :, None]
+    received = jnp.einsum("kgts,tkgh->skgh", S, q, precision="highest")
+    G = q.shape[2]
+
+    def over_heads(x):
+        return jnp.einsum("tkgh,tkgi->khi", x, x, precision="highest") / G
+
+    def second(x, weight):
+        return jnp.einsum("tkh,tk,tki->khi", x, weight, x, precision="highest")
+
+    def first(x):
+        return jnp.einsum("tkh,t->kh", x, weight, precision="highest")
+
+    every = jnp.broadcast_to(weight[:, None], (len(weight), K))
+    real_out = out * weight[:, None, None, None]
+    moments = Moments(
+        qq=over_heads(q),
+        sq=over_heads(received),
+        kk=second(k, every),
+        vv=second(v, every),
+        weighted_vv=second(v, S.sum((1, 2)).T / G),
+        output=over_heads(real_out),
+        k_mean=first(k),
+        k_mean_before_rope=first(before_rope),
+        v_mean=first(v),
+        output_mean=first(real_out.mean(2)),
+    )
+    return out.reshape(shape), moments

@@ -1,0 +1,152 @@
+"""From a model and a text to an artefact."""
+
+import dataclasses
+import hashlib
+import platform
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jkvq.calibration.artefact import (
+    Artefact,
+    Manifest,
+    default_folder,
+    make_artefact,
+    require_place,
+    save_artefact,
+)
+from jkvq.calibration.clip import choose_clips
+from jkvq.calibration.fingerprint import fingerprint
+from jkvq.calibration.methods import Options, check_method, method_label, solve
+from jkvq.calibration.moments import observe
+from jkvq.calibration.prose import default_text
+from jkvq.errors import UserError, nearest
+from jkvq.evaluate import first_tokens, read_text
+from jkvq.generate import generate
+from jkvq.llm import LLM, load, require_unfolded
+from jkvq.spec import parse_spec
+
+DEFAULT_TOKENS = 8192
+_SELF_SEQUENCES = 8  # texts that the model writes, as one batch
+
+
+class Corpus(NamedTuple):
+    """A text with a name."""
+
+    name: str
+    text: str
+
+
+def calibrate(
+    model: str | Path | LLM,
+    *,
+    method: str = "jkvq",
+    text: str | Path | Corpus | None = None,
+    self_written: bool = False,
+    tokens: int = DEFAULT_TOKENS,
+    out: str | Path | None = None,
+    dtype: str | None = None,
+    **options: Any,
+) -> Artefact:
+    """Calibrates a model for the caches of a method, and writes the artefact.
+
+    Args:
+        model: a name, folder or file, or a model that is loaded with a cache that folds nothing.
+        method: jkvq, oscar, hessian, kmeans, blockgtq or center; see `jkvq calibrate --help`.
+        text: a text file, or a `Corpus`; None takes the prose of Python's own documentation.
+        self_written: calibrate on text that the model writes.
+        tokens: how many of the text's first ones to read.
+        out: a new folder; None keeps the artefact where `load` finds it for this model.
+        dtype: as for `load`, where the model is not loaded yet.
+        **options: see `jkvq.calibration.methods.Options`.
+    """
+    chosen = _options(options)
+    if text is not None and self_written:
+        raise UserError("a text and --self exclude each other: give one of them")
+    corpus = _read(text)
+    name = model.name if isinstance(model, LLM) else str(model)
+    label = method_label(method, chosen)
+    folder = default_folder(name, label) if out is None else Path(out).expanduser()
+    if out is None and dataclasses.replace(chosen, centroids=Options.centroids) != Options():
+        raise UserError(
+            "other than default options make a calibration of their own: name its folder with out"
+        )
+    require_place(folder, replace=out is None)
+    llm = model if isinstance(model, LLM) else load(model, dtype=dtype)
+    require_unfolded(llm)
+    check_method(method, chosen, llm.config.head_dim, tokens)
+    if self_written:
+        corpus, ids = _self_written(llm, tokens)
+    else:
+        ids = first_tokens(llm, corpus.text, tokens)
+    chosen = dataclasses.replace(chosen, window=min(chosen.window, llm.config.context))
+    moments, captured = observe(
+        llm.config, llm.params, ids, window=chosen.window, capture=method == "kmeans"
+    )
+    solution = solve(method, chosen, moments, captured)
+    if chosen.clip_for is not None:
+        clipped = choose_clips(
+            llm.config, llm.params, ids, parse_spec(chosen.clip_for), solution.calibration, chosen
+        )
+        solution = dataclasses.replace(solution, calibration=clipped)
+    artefact = make_artefact(solution, _manifest(llm, label, chosen, corpus, tokens))
+    save_artefact(artefact, folder, replace=out is None)
+    return artefact
+
+
+def _options(options: dict[str, Any]) -> Options:
+    names = [field.name for field in dataclasses.fields(Options)]
+    for name in options:
+        if name not in names:
+            raise UserError(f"calibrate has no option '{name}': {nearest(name, names)}")
+    return Options(**options)
+
+
+def _read(text: str | Path | Corpus | None) -> Corpus:
+    if isinstance(text, Corpus):
+        return text
+    if text is None:
+        return Corpus("pydoc_data.topics", default_text())
+    path = Path(text).expanduser()
+    return Corpus(path.name, read_text(path))
+
+
+def _self_written(llm: LLM, tokens: int) -> tuple[Corpus, list[int]]:
+    """Text that the model writes from nothing but its first tokens, and its tokens."""
+    each = min(-(-tokens // _SELF_SEQUENCES), llm.config.context - 64)
+    starts = ["The", "In", "A", "When", "It", "On", "For", "This"]
+    ids: list[int] = []
+    seed = 0
+    while len(ids) < tokens:
+        written = generate(
+            llm,
+            starts,
+            chat=False,
+            max_new_tokens=each,
+            temperature=1.0,
+            seed=[seed + i for i in range(len(starts))],
+            ignore_eos=True,
+        )
+        for generation in written:
+            ids += generation.tokens
+        seed += len(starts)
+    ids = ids[:tokens]
+    return Corpus("self", llm.tokenizer.decode(ids)), ids
+
+
+def _manifest(llm: LLM, label: str, options: Options, corpus: Corpus, tokens: int) -> Manifest:
+    given = dataclasses.asdict(options)
+    changed = {name: value for name, value in given.items() if value != getattr(Options, name)}
+    shape = llm.config.cache_shape
+    return Manifest(
+        model=llm.name,
+        weights=fingerprint(llm.params),
+        **shape._asdict(),
+        method=label,
+        options=changed,
+        corpus=corpus.name,
+        corpus_sha256=hashlib.sha256(corpus.text.encode()).hexdigest(),
+        tokens=tokens,
+        versions={name: version(name) for name in ("jkvq", "jax", "numpy")}
+        | {"python": platform.python_version()},
+    )
