@@ -8,7 +8,9 @@ from typing import Annotated
 
 import typer
 
+from jkvq.baselines import BASELINES
 from jkvq.cli_shared import AsJson, Dtype, Model, print_json, print_table
+from jkvq.errors import UserError
 from jkvq.evaluate import (
     choose_calibration,
     compare,
@@ -18,9 +20,10 @@ from jkvq.evaluate import (
     subject,
 )
 from jkvq.fidelity import Fidelity, fidelity
-from jkvq.llm import DEFAULT_CACHE, DEFAULT_MODEL, load
-from jkvq.plots import check_plot, draw_fidelity
-from jkvq.spec import split_names
+from jkvq.llm import DEFAULT_CACHE, DEFAULT_MODEL, load, with_cache
+from jkvq.niah import TASKS, Cell, niah, read_haystack
+from jkvq.plots import check_plot, draw_fidelity, draw_grid
+from jkvq.spec import parse_spec, split_names
 
 evaluation = typer.Typer(help="Measure a model through its cache.", no_args_is_help=True)
 
@@ -130,3 +133,61 @@ def eval_fidelity(
 
 def _figures(values: Mapping[str, float]) -> list[str]:
     return [f"{value:.3g}" for value in values.values()]
+
+
+@evaluation.command("niah")
+def eval_niah(
+    haystack: Annotated[Path, typer.Option(help="A text file, or a folder of .txt files.")],
+    model: Model = DEFAULT_MODEL,
+    cache: Caches = DEFAULT_CACHE,
+    task: Annotated[
+        str, typer.Option(help=f"One or more of {', '.join(TASKS)}, with commas between.")
+    ] = ",".join(TASKS),
+    length: Annotated[str, typer.Option(help="Tokens of a prompt; one or more.")] = "512,1024",
+    depth: Annotated[str, typer.Option(help="Where the needle lies, in percent.")] = "0,50,100",
+    trials: Annotated[int, typer.Option(help="Haystacks for each length and depth.")] = 3,
+    calibration: Calibrations = [],  # noqa: B006 (typer copies it)
+    plot: Plot = None,
+    dtype: Dtype = None,
+    as_json: AsJson = False,
+):
+    """Needles in a haystack: how many facts of a long prompt the model still finds."""
+    names, tasks, text = split_names(cache), task.split(","), read_haystack(haystack)
+    lengths, depths = _numbers("length", length), [d / 100 for d in _numbers("depth", depth)]
+    check_plot(plot)
+    if baselines := BASELINES.keys() & names:
+        parse_spec(min(baselines))  # says that these are for the other commands
+    folders = {name: choose_calibration(calibration, name) for name in names}
+    llm = load(model, dtype=dtype)
+    llms = {name: with_cache(llm, name, folder) for name, folder in folders.items()}
+    found = niah(llms, text, tasks=tasks, lengths=lengths, depths=depths, trials=trials)
+    title = f"{model}, {trials} haystack(s) for each length and depth"
+    if plot is not None:
+        draw_grid(_grids(found, tasks, lengths, depths), lengths, depths, title, plot)
+    if as_json:
+        cells = {name: [dataclasses.asdict(cell) for cell in each] for name, each in found.items()}
+        print_json({"model": model, "trials": trials, "cells": cells})
+        return
+    rows = []
+    for name, each in found.items():
+        means = [fmean(cell.score for cell in each if cell.task == task) for task in tasks]
+        rows.append((name, *(f"{mean:.0%}" for mean in [*means, fmean(means)])))
+    title += f"; lengths {length}, depths {depth} %"
+    print_table(title, ("cache", *tasks, "mean"), rows)
+
+
+def _numbers(name: str, text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise UserError(f"{name}={text}: whole numbers with commas between") from None
+
+
+def _grids(found: Mapping[str, list[Cell]], tasks, lengths, depths):
+    """Scores as [depth][length] for each cache and task."""
+
+    def grid(cells: list[Cell], task: str):
+        scores = {(c.depth, c.length): c.score for c in cells if c.task == task}
+        return [[scores[depth, length] for length in lengths] for depth in depths]
+
+    return {name: {task: grid(cells, task) for task in tasks} for name, cells in found.items()}

@@ -4,6 +4,8 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
+
 from jkvq.errors import UserError
 from jkvq.fidelity import Fidelity
 
@@ -27,7 +29,8 @@ def draw_fidelity(found: Mapping[str, Sequence[Fidelity]], title: str, path: Pat
         for cache, layers in found.items():
             axes.plot([getattr(layer, measure) for layer in layers], label=cache, linewidth=1)
         axes.set_title(measure)
-        if measure != "top10":
+        drawn = [y for line in axes.lines for y in np.asarray(line.get_ydata())]
+        if measure != "top10" and min(drawn) > 0:
             axes.set_yscale("log")
     figure.axes[0].legend(fontsize="small")
     for axes in figure.axes[-3:]:
