@@ -95,7 +95,9 @@ def eval_fidelity(
     tokens: Tokens = 1024,
     calibration: Calibrations = [],  # noqa: B006 (typer copies it)
     plot: Plot = None,
-    layers: Annotated[bool, typer.Option(help="Print every layer, not only the mean.")] = False,
+    layers: Annotated[
+        bool, typer.Option("--layers", help="Print every layer, not only the mean.")
+    ] = False,
     dtype: Dtype = None,
     as_json: AsJson = False,
 ):
@@ -120,19 +122,19 @@ def eval_fidelity(
         }
         print_json({"model": model, "tokens": tokens, "layers": listed})
         return
-    rows = []
-    for name, each in found.items():
-        if layers:
-            rows += [(name, str(i), *_figures(vars(layer))) for i, layer in enumerate(each)]
-        mean = {key: fmean(getattr(layer, key) for layer in each) for key in measures}
-        mean["hidden"] = each[-1].hidden
-        rows.append((name, "mean", *_figures(mean)))
-    print_table(title, ("cache", "layer", *measures), rows)
-    print("hidden in the mean's row is that of the last layer")
-
-
-def _figures(values: Mapping[str, float]) -> list[str]:
-    return [f"{value:.3g}" for value in values.values()]
+    if layers:
+        for name, each in found.items():
+            rows = (
+                (str(i), *(f"{x:.3g}" for x in vars(layer).values()))
+                for i, layer in enumerate(each)
+            )
+            print_table(f"{title}: {name}", ("layer", *measures), rows)
+    means = {
+        measure: [fmean(getattr(layer, measure) for layer in each) for each in found.values()]
+        for measure in measures
+    }
+    rows = ((measure, *(f"{x:.3g}" for x in means[measure])) for measure in measures)
+    print_table(f"{title}: mean over layers", ("", *found), rows)
 
 
 @evaluation.command("niah")

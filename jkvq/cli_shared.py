@@ -38,4 +38,7 @@ def print_table(title: str, header: tuple[str, ...], rows) -> None:
         table.add_column(name)
     for row in rows:
         table.add_row(*row)
-    Console().print(table)
+    console = Console()
+    if not console.is_terminal:
+        console.width = 200  # nothing is cut in a file
+    console.print(table)
