@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 _ROUNDS = 50  # of Lloyd's iteration, at most
-_ENOUGH = 1e-4  # a round that gains less than this part of the error is the last
+_ENOUGH = 1e-3  # a round that gains less than this part of the error is the last
 _CHUNK_DISTANCES = 2**25  # held at a time
 
 
@@ -25,11 +25,12 @@ def _spread(x: Float[Array, "T D"], count: int, key) -> Float[Array, "C D"]:
     """k-means++: each next centre is a token, by chance of its squared distance to those before."""
 
     def draw(distance, key):
-        chosen = x[jax.random.categorical(key, jnp.log(distance))]
+        even = jnp.isinf(distance).all()  # the first one
+        chosen = x[jax.random.categorical(key, jnp.where(even, 0.0, jnp.log(distance)))]
         nearer = jnp.minimum(distance, ((x - chosen[None]) ** 2).sum(-1))
         return nearer, chosen
 
-    return jax.lax.scan(draw, jnp.ones(len(x)), jax.random.split(key, count))[1]
+    return jax.lax.scan(draw, jnp.full(len(x), jnp.inf), jax.random.split(key, count))[1]
 
 
 def _lloyd(x: Float[Array, "T D"], start: Float[Array, "C D"]):

@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+import scipy.linalg
 
 import jkvq
 from jkvq.basis import Calibration, SideCalibration, make_basis
@@ -27,6 +28,17 @@ def test_a_calibration_of_another_model_is_refused():
     other = CacheShape(3, 2, 128)
     with pytest.raises(jkvq.UserError, match=r"rotation has shape \(2, 2, 128, 128\)"):
         make_basis(parse_spec("oscar-int2"), other, random_calibration())
+
+
+def test_centroids_are_brought_into_the_stored_basis():
+    made_up = random_calibration()
+    basis = make_basis(parse_spec("kmeans16-bdr-int4,key.center=true"), SHAPE, made_up)
+    assert made_up.key.centroids is not None
+    assert made_up.key.mean is not None
+    R = scipy.linalg.hadamard(128) / np.sqrt(128)
+    wanted = (made_up.key.centroids - made_up.key.mean[:, None]).astype(np.float64) @ R
+    np.testing.assert_allclose(basis.key.centroids, wanted, atol=1e-4)
+    np.testing.assert_array_equal(basis.value.centroids, made_up.value.centroids)
 
 
 def test_block_rotation_gathers_groups_and_is_orthogonal():

@@ -1,0 +1,56 @@
+"""The tiny model in plain numpy and float64: its queries, keys, values, scores and outputs."""
+
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from tests.tiny import CONFIG
+
+
+class Seen(NamedTuple):
+    """Of one layer and one window of T tokens."""
+
+    q: np.ndarray  # [T, N, H]
+    k: np.ndarray  # [T, K, H]
+    k_before_rope: np.ndarray
+    v: np.ndarray
+    S: np.ndarray  # [N, T, T]
+    out: np.ndarray  # [T, N, H]
+
+
+def layers_of(params, tokens: list[int]) -> list[Seen]:
+    """What every layer computes on one sequence."""
+    weights: Any = jax.tree.map(lambda x: np.asarray(x, np.float64), params)
+    T, H, G = len(tokens), CONFIG.head_dim, CONFIG.heads // CONFIG.kv_heads
+    angle = np.outer(np.arange(T), CONFIG.rope_theta ** -(np.arange(0, H, 2) / H))
+    turn = np.exp(1j * angle)[:, None]
+
+    def norm(x, weight):
+        return x / np.sqrt((x**2).mean(-1, keepdims=True) + CONFIG.norm_eps) * weight
+
+    def rope(x):  # a pair of channels as one complex number
+        turned = (x[..., : H // 2] + 1j * x[..., H // 2 :]) * turn
+        return np.concatenate([turned.real, turned.imag], axis=-1)
+
+    x, seen = weights["embedding"][tokens], []
+    for index in range(CONFIG.layers):
+        layer = weights["layers"][index]
+        attention, mlp = layer["attention"], layer["mlp"]
+        h = norm(x, layer["attention_norm"]["weight"])
+        q, k, v = ((h @ attention[name]["weight"].T).reshape(T, -1, H) for name in ("q", "k", "v"))
+        q = rope(norm(q, attention["q_norm"]["weight"]))
+        before = norm(k, attention["k_norm"]["weight"])
+        k = rope(before)
+        S = np.zeros((CONFIG.heads, T, T))
+        for n, t in np.ndindex(CONFIG.heads, T):
+            e = np.exp(k[: t + 1, n // G] @ q[t, n] / np.sqrt(H))
+            S[n, t, : t + 1] = e / e.sum()
+        out = np.stack([S[n] @ v[:, n // G] for n in range(CONFIG.heads)], axis=1)
+        seen.append(Seen(q, k, before, v, S, out))
+        x = x + out.reshape(T, -1) @ attention["o"]["weight"].T
+        h = norm(x, layer["mlp_norm"]["weight"])
+        gate = h @ mlp["gate"]["weight"].T
+        up = h @ mlp["up"]["weight"].T
+        x = x + (gate / (1 + np.exp(-gate)) * up) @ mlp["down"]["weight"].T
+    return seen

@@ -1,0 +1,176 @@
+import dataclasses
+import filecmp
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import jkvq
+from jkvq.calibrate import Corpus
+from jkvq.calibration.artefact import default_folder, load_artefact, save_artefact
+from tests.tiny import tiny_llm
+
+TEXT = Corpus("fox", "The quick brown fox jumps over the lazy dog. " * 5)
+
+
+def make(llm, out, method="jkvq", **options):
+    return jkvq.calibrate(llm, method=method, text=TEXT, tokens=200, out=out, **options)
+
+
+@pytest.fixture(scope="module")
+def made(tiny, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("made") / "jkvq"
+    make(tiny, folder)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def kept(tmp_path, monkeypatch):
+    monkeypatch.setenv("JKVQ_CACHE", str(tmp_path / "user"))
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file())
+
+
+@pytest.mark.parametrize("method", ["jkvq", "blockgtq", "kmeans"])
+def test_an_artefact_is_read_as_it_was_written(tiny, tmp_path, method):
+    artefact = make(
+        tiny, tmp_path / "a", method, **({"centroids": 8} if method == "kmeans" else {})
+    )
+    read = load_artefact(tmp_path / "a")
+    assert read.manifest == artefact.manifest
+    assert (read.calibration.method, read.calibration.weights) == (
+        artefact.calibration.method,
+        artefact.calibration.weights,
+    )
+    for name in ("key", "value"):
+        for part in dataclasses.fields(jkvq.SideCalibration):
+            wanted = getattr(getattr(artefact.calibration, name), part.name)
+            found = getattr(getattr(read.calibration, name), part.name)
+            assert (found is None) == (wanted is None)
+            np.testing.assert_array_equal(found, wanted)
+    manifest = json.loads((tmp_path / "a" / "manifest.json").read_text())
+    assert (manifest["corpus"], manifest["tokens"]) == ("fox", 200)
+    assert set(manifest["versions"]) == {"jkvq", "jax", "numpy", "python"}
+
+
+def test_two_runs_give_the_same_bytes_apart_from_the_time(tiny, made, tmp_path):
+    make(tiny, tmp_path / "again")
+    assert files(made) == files(tmp_path / "again")
+    _, different, errors = filecmp.cmpfiles(made, tmp_path / "again", files(made), shallow=False)
+    assert (set(different) <= {"manifest.json"}, errors) == (True, [])
+    first, second = (
+        json.loads((folder / "manifest.json").read_text()) for folder in (made, tmp_path / "again")
+    )
+    del first["created"], second["created"]
+    assert first == second
+
+
+def test_an_artefact_serves_several_caches(tiny, made):
+    key = load_artefact(made).calibration.key
+    for cache, mean, rotation in (
+        ("jkvq-int2", key.mean, key.rotation),
+        ("oscar-int2", None, key.rotation),
+        ("int4,center=true", key.mean, None),
+    ):
+        basis = jkvq.with_cache(tiny, cache, made).basis.key
+        np.testing.assert_array_equal(basis.mean, mean)
+        np.testing.assert_array_equal(basis.rotation, rotation)
+
+
+def test_the_artefact_of_other_weights_is_refused(made):
+    with pytest.raises(jkvq.UserError, match=r"made for a model with weights .* calibrate it with"):
+        jkvq.with_cache(tiny_llm(seed=1), "jkvq-int4", made)
+
+
+@pytest.mark.parametrize(
+    ("cache", "sentence"),
+    [
+        ("hessian-int4", r"rotation hessian, and .* jkvq: .*calibrate .*--method hessian"),
+        ("kmeans16-int4", r"centroids of the keys: .*--method kmeans --centroids 16"),
+        ("blockgtq-k3v3", r"widths of the keys: .*--method blockgtq"),
+    ],
+)
+def test_a_cache_that_an_artefact_does_not_serve_is_refused(tiny, made, cache, sentence):
+    with pytest.raises(jkvq.UserError, match=sentence):
+        jkvq.with_cache(tiny, cache, made)
+
+
+def test_a_missing_calibration_names_the_command(tiny, tmp_path):
+    with pytest.raises(jkvq.UserError, match="`jkvq calibrate --model tiny --method jkvq`"):
+        jkvq.with_cache(tiny, "jkvq-int4")
+    with pytest.raises(jkvq.UserError, match="holds no calibration"):
+        jkvq.with_cache(tiny, "jkvq-int4", tmp_path / "nowhere")
+
+
+def test_a_kept_artefact_is_found_and_replaced(tiny, made):
+    jkvq.calibrate(tiny, text=TEXT, tokens=100)
+    folder = default_folder("tiny", "jkvq")
+    assert load_artefact(folder).manifest.tokens == 100
+    assert jkvq.with_cache(tiny, "oscar-int2").basis.key.rotation is not None
+    jkvq.calibrate(tiny, text=TEXT, tokens=200)
+    assert load_artefact(folder).manifest.tokens == 200
+    assert files(folder) == files(made)
+    assert os.listdir(folder.parent) == ["jkvq"]
+
+
+def test_a_damaged_artefact_is_refused(tiny, made, tmp_path):
+    def damaged(name: str, change) -> Path:
+        folder = tmp_path / name
+        save_artefact(load_artefact(made), folder)
+        change(folder)
+        return folder
+
+    def flip(folder: Path):
+        chunk = next((folder / "arrays" / "key.mean" / "c").rglob("*0"))
+        while chunk.is_dir():
+            chunk = next(chunk.iterdir())
+        data = bytearray(chunk.read_bytes())
+        data[5] ^= 1
+        chunk.write_bytes(data)
+
+    def cut(folder: Path):
+        (folder / "manifest.json").write_text('{"format": 1')
+
+    def later(folder: Path):
+        (folder / "manifest.json").write_text('{"format": 2}')
+
+    def lacking(folder: Path):
+        (folder / "arrays" / "_METADATA").unlink()
+
+    for name, change, sentence in (
+        ("flip", flip, "its arrays are not those it was made with"),
+        ("cut", cut, "manifest.json is damaged"),
+        ("later", later, "format 2, and this version reads 1"),
+        ("lacking", lacking, "is damaged"),
+    ):
+        with pytest.raises(jkvq.UserError, match=sentence):
+            load_artefact(damaged(name, change))
+
+
+@pytest.mark.parametrize("where", ["arrays", "manifest"])
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(28, "No space left on device")])
+def test_an_interruption_leaves_nothing(made, tmp_path, monkeypatch, where, error):
+    artefact = load_artefact(made)
+
+    def fail(*_, **__):
+        raise error
+
+    target = "_write" if where == "arrays" else "json.dumps"
+    monkeypatch.setattr(f"jkvq.calibration.artefact.{target}", fail)
+    kind = jkvq.UserError if isinstance(error, OSError) else KeyboardInterrupt
+    with pytest.raises(kind) as caught:
+        save_artefact(artefact, tmp_path / "out")
+    if kind is jkvq.UserError:
+        assert "out cannot be written: No space left on device" in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_holds_something_is_not_overwritten(tiny, tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(jkvq.UserError, match="exists and is not empty"):
+        make(tiny, tmp_path)
+    assert files(tmp_path) == ["notes.txt"]

@@ -1,0 +1,63 @@
+"""What `jkvq calibrate` and `jkvq inspect` say and draw."""
+
+import json
+import struct
+
+import pytest
+from typer.testing import CliRunner
+
+import jkvq
+from jkvq.cli import app
+from jkvq.models.converted_folder import write_converted
+from tests.tiny import CONFIG
+
+
+@pytest.fixture(scope="module")
+def model(tiny, tmp_path_factory):
+    path = tmp_path_factory.mktemp("model") / "tiny"
+    write_converted(path, CONFIG, tiny.params, tiny.tokenizer)
+    return str(path)
+
+
+def _jkvq(*arguments) -> str:
+    """What a command prints; raises what it raises."""
+    done = CliRunner().invoke(app, list(map(str, arguments)))
+    if done.exception is not None:
+        raise done.exception
+    return done.stdout
+
+
+def test_calibrate_then_inspect_and_generate(model, tmp_path):
+    text, out, png = tmp_path / "text.txt", tmp_path / "out", tmp_path / "seen.png"
+    text.write_text("The quick brown fox jumps over the lazy dog. " * 5)
+    given = ("--model", model, "--method", "jkvq", "--text", text, "--tokens", 200, "--out", out)
+    found = json.loads(_jkvq("calibrate", *given, "--json"))
+    assert (found["out"], found["method"], found["tokens"]) == (str(out), "jkvq", 200)
+    with pytest.raises(jkvq.UserError, match="exists and is not empty"):
+        _jkvq("calibrate", *given)
+
+    seen = _jkvq("inspect", out, "--plot", png)
+    assert "200 tokens of text.txt" in seen
+    assert "jkvq-int2" in seen
+    assert "after it, on average" in seen
+    header = png.read_bytes()[:24]
+    assert header[:8] == b"\x89PNG\r\n\x1a\n"
+    assert min(struct.unpack(">II", header[16:])) > 400
+
+    written = _jkvq(
+        *("generate", "Hi", "--model", model, "--cache", "jkvq-int4,page=8", "-n", 3),
+        *("--calibration", out, "--json"),
+    )
+    assert json.loads(written)["cache"] == "jkvq-int4,page=8"
+
+
+def test_bad_input_is_refused(model, tmp_path):
+    binary = tmp_path / "binary"
+    binary.write_bytes(b"\xff\xfe\x00")
+    for arguments, sentence in (
+        (("calibrate", "--model", model, "--text", binary), "cannot be read as UTF-8 text"),
+        (("inspect", tmp_path), "holds no calibration"),
+        (("generate", "Hi", "--model", model, "--cache", "oscar-int2"), "--method oscar`"),
+    ):
+        with pytest.raises(jkvq.UserError, match=sentence):
+            _jkvq(*arguments)
