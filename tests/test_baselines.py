@@ -2,7 +2,6 @@
 
 import dataclasses
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -148,17 +147,10 @@ def test_a_model_runs_over_a_baseline_chunk_by_chunk(tiny):
         chunk[0, :count] = tokens[start : start + count]
         part, state = found.step(state, chunk, count)
         hidden.append(np.asarray(part)[0, :count])
-    exact, _ = run(CONFIG, tiny.params, jnp.asarray([tokens]), position, _exact, None)
     error = ((np.concatenate(hidden) - np.asarray(expected)[0]) ** 2).mean()
-    effect = np.asarray((exact - expected) ** 2).mean()
-    # Other shapes round otherwise in the last bit, which turns codes that lie on a tie.
-    assert error < 1e-4 * effect
-
-
-def _exact(layer, q, k, v, state):
-    del layer
-    out = jax.nn.dot_product_attention(q, k, v, is_causal=True)
-    return out, state
+    # Other shapes round otherwise in the last bit, which turns codes that lie on a tie. Without the
+    # baseline the hidden states differ by 0.08.
+    assert error < 1e-5
 
 
 @pytest.mark.parametrize(

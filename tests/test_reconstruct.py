@@ -18,9 +18,7 @@ from tests.made_up import random_calibration
 from tests.tiny import CONFIG
 
 CACHES = [
-    ("bf16", 0),
     ("int4,page=8", 1),
-    ("oscar-int2,sink=4,recent=16,page=8", 0),
     ("jkvq-int2,sink=4,recent=16,page=8", 1),
     ("jkvq-int4,exact_layers=1", 1),
     ("kmeans16-bdr-int4", 1),
