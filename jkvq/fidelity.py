@@ -47,7 +47,8 @@ class Fidelity:
     top10: mean part of the ten most attended tokens that stays among them.
     mixed: relative error of the weighted values, S V.
     output: relative error after W_o.
-    hidden: relative error of the hidden state after the layer, with this cache in all layers.
+    hidden: relative error of the hidden state after the layer, with this cache in all layers; the
+        mean over tokens, as the first ones may be thousands of times as large as the rest.
     """
 
     key: float
@@ -84,7 +85,7 @@ def fidelity(
                 lossy[name] = _lossy_layer(config, params, layer, lossy[name], position)
                 errors = _attention_errors(layer, params["attention"]["o"]["weight"], q, k, v)
                 errors["rope_score"] = _rope_score(config, layer, q, k, v)
-                errors["hidden"] = _relative(exact, lossy[name])
+                errors["hidden"] = _hidden_error(exact, lossy[name])
                 found[name].append(Fidelity(**{key: float(x) for key, x in errors.items()}))
             bar.advance(1)
     return found
@@ -196,3 +197,9 @@ def _relative(true, found):
     """|found - true|^2 / |true|^2 over everything."""
     true, found = true.astype(jnp.float32), found.astype(jnp.float32)
     return ((found - true) ** 2).sum() / (true**2).sum()
+
+
+@jax.jit
+def _hidden_error(true: Float[Array, "1 T D"], found: Float[Array, "1 T D"]):
+    """|found - true|^2 / |true|^2 of each token, mean."""
+    return jax.vmap(_relative)(true[0], found[0]).mean()
