@@ -19,17 +19,18 @@ from jkvq.errors import UserError
 from jkvq.llm import LLM
 from jkvq.models.config import ModelConfig
 from jkvq.models.decoder import Layer, Params, rotary_angles
+from jkvq.pallas_kernels.chunk_attention import chunk_attention
 from jkvq.progress import count_bar
 from jkvq.reconstruct import (
     LayerReconstruction,
     Reconstruction,
     attend_reconstructed,
     causal,
+    in_blocks,
     mix,
     scores,
 )
 
-_BLOCK = 128  # queries at a time
 _TOP = 10  # tokens whose overlap is measured
 _OFFSETS = np.linspace(-1024, 1024, 50)  # Block-GTQ, appendix B.3
 
@@ -104,8 +105,13 @@ def _exact_layer(config: ModelConfig, params: Params, x, position):
 
     def attend(_, q, k, v, state):
         del state
-        out = jax.nn.dot_product_attention(q, k, v, is_causal=True)
-        return out, (q[0], k[0], v[0])
+
+        def exact(q, position):
+            seen = causal(position, k.shape[1])[None]
+            return chunk_attention(q[None], k, v, seen, scale=config.head_dim**-0.5)[0][0]
+
+        out = in_blocks(exact, q[0], position).reshape(-1, *q.shape[2:])[: q.shape[1]]
+        return out[None].astype(q.dtype), (q[0], k[0], v[0])
 
     x, captured = _layer(config, params, x, position, attend, None)
     return x, *captured
@@ -134,9 +140,8 @@ def _attention_errors(
     T, _, H = q.shape
     exact, coded = kept.exact(k, v), kept.coded(k, v)
 
-    def block(queries: tuple[Float[Array, "t N H"], Int[Array, " t"]]):
+    def block(q: Float[Array, "t N H"], position: Int[Array, " t"]):
         """Sums over a block of queries; those past the end count for nothing."""
-        q, position = queries
         real, seen = position < T, causal(position, T)
         key_coded, value_coded = kept.reads_coded(position, T)
         true = scores(q, k, k, key_coded)
@@ -164,10 +169,7 @@ def _attention_errors(
             "output": ((error_after**2).sum(), (after**2).sum()),
         }
 
-    blocks = -(-T // _BLOCK)
-    padded = jnp.pad(q, ((0, blocks * _BLOCK - T), (0, 0), (0, 0)))
-    position = jnp.arange(blocks * _BLOCK, dtype=jnp.int32).reshape(blocks, _BLOCK)
-    sums = jax.lax.map(block, (padded.reshape(blocks, _BLOCK, *q.shape[1:]), position))
+    sums = in_blocks(block, q, jnp.arange(T, dtype=jnp.int32))
     errors = {name: a.sum() / b.sum().astype(jnp.float32) for name, (a, b) in sums.items()}
     return errors | {"key": _relative(k, coded[0]), "value": _relative(v, coded[1])}
 

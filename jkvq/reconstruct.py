@@ -5,8 +5,9 @@ The evaluation measures with it layer by layer, and runs caches with it that hav
 """
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,8 @@ from jaxtyping import Array, Bool, Float, Int
 from jkvq.basis import Basis, SideBasis
 from jkvq.pallas_kernels.words import as_bfloat16
 from jkvq.spec import CacheSpec
+
+_BLOCK = 128  # queries at a time
 
 Tokens = Float[Array, "S K H"]
 
@@ -134,6 +137,23 @@ def causal(position: Int[Array, " T"], tokens: int) -> Bool[Array, "T S"]:
     return jnp.arange(tokens)[None] <= position[:, None]
 
 
+def in_blocks(
+    change: Callable[[Float[Array, "t N H"], Int[Array, " t"]], Any],
+    q: Float[Array, "T N H"],
+    position: Int[Array, " T"],
+) -> Any:
+    """``change`` of the queries, so many at a time, stacked; the last block ends in padding.
+
+    Padding has positions past every token.
+    """
+    size = min(_BLOCK, len(q))
+    count = -(-len(q) // size)
+    padding = (0, count * size - len(q))
+    q = jnp.pad(q, (padding, (0, 0), (0, 0))).reshape(count, size, *q.shape[1:])
+    position = jnp.pad(position, padding, constant_values=2**30).reshape(count, size)
+    return jax.lax.map(lambda block: change(*block), (q, position))
+
+
 def attend_reconstructed(
     layer: LayerReconstruction,
     q: Float[Array, "T N H"],
@@ -145,8 +165,12 @@ def attend_reconstructed(
 ) -> Float[Array, "T N H"]:
     """Attention of queries over tokens 0 to S - 1, each query reading them as the cache would."""
     keys, values = zip(layer.exact(k, v), layer.coded(k, v), strict=True)
-    key_coded, value_coded = layer.reads_coded(position, len(k))
-    logits = scale * scores(q, *keys, key_coded)
-    seen = causal(position, len(k))[None, None]
-    weights = jax.nn.softmax(jnp.where(seen, logits, -jnp.inf), axis=-1)
-    return mix(weights, *values, value_coded)
+
+    def attend(q, position):
+        key_coded, value_coded = layer.reads_coded(position, len(k))
+        logits = scale * scores(q, *keys, key_coded)
+        seen = causal(position, len(k))[None, None]
+        weights = jax.nn.softmax(jnp.where(seen, logits, -jnp.inf), axis=-1)
+        return mix(weights, *values, value_coded)
+
+    return in_blocks(attend, q, position).reshape(-1, *q.shape[1:])[: len(q)]
