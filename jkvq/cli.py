@@ -1,16 +1,13 @@
 """The command line. Texts go to stdout, tables too, everything else to stderr."""
 
 import dataclasses
-import json
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import jax
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from jkvq.basis import methods_for
 from jkvq.cache_shape import CacheShape
@@ -22,17 +19,26 @@ from jkvq.calibration.drawing import draw
 from jkvq.calibration.explain import explain
 from jkvq.calibration.methods import KEY_TARGETS, METHODS, VALUE_TARGETS, Options
 from jkvq.calibration.rotations import FACTORS
+from jkvq.cli_eval import evaluation
+from jkvq.cli_shared import (
+    AsJson,
+    Cache,
+    CalibrationFolder,
+    Dtype,
+    Model,
+    print_json,
+    print_table,
+)
 from jkvq.convert import convert as convert_checkpoint
 from jkvq.errors import UserError
-from jkvq.evaluate import first_tokens, perplexity, read_text
 from jkvq.footprint import bits_per_element, footprint
 from jkvq.generate import Piece, stream
-from jkvq.llm import DEFAULT_CACHE, DEFAULT_MODEL, checked_basis, compute_dtype, load, with_cache
+from jkvq.llm import DEFAULT_CACHE, DEFAULT_MODEL, compute_dtype, load
 from jkvq.memory import format_bytes, free_bytes, parse_bytes
 from jkvq.models.catalog import cache_folder
 from jkvq.models.checkpoint import open_checkpoint
 from jkvq.progress import spinner, stderr
-from jkvq.spec import PRESETS, parse_spec, split_specs
+from jkvq.spec import PRESETS, parse_spec
 
 app = typer.Typer(
     help="Language models in JAX with a paged KV cache.",
@@ -40,25 +46,7 @@ app = typer.Typer(
     pretty_exceptions_show_locals=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-evaluation = typer.Typer(help="Measure a model through its cache.", no_args_is_help=True)
 app.add_typer(evaluation, name="eval")
-
-Model = Annotated[
-    str, typer.Option("--model", "-m", help="Short name, folder, .gguf file or hub id.")
-]
-Cache = Annotated[str, typer.Option(help="How the cache is stored; see `jkvq methods`.")]
-CalibrationFolder = Annotated[
-    Path | None,
-    typer.Option(
-        "--calibration",
-        help="A folder that `jkvq calibrate` wrote.",
-        show_default="the one kept for the model",
-    ),
-]
-Dtype = Annotated[
-    str | None, typer.Option(help="float32 or bfloat16; by default what is fastest here.")
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
 
 @app.command()
@@ -119,7 +107,7 @@ def _report(piece: Piece, model: str, cache: str, as_json: bool) -> None:
     generation = piece.generation
     assert generation is not None
     if as_json:
-        _print_json({"model": model, "cache": cache, **dataclasses.asdict(generation)})
+        print_json({"model": model, "cache": cache, **dataclasses.asdict(generation)})
         return
     print()
     new, timings = len(generation.tokens), generation.timings
@@ -216,7 +204,7 @@ def calibrate(
     manifest = artefact.manifest
     folder = default_folder(model, manifest.method) if out is None else out
     if as_json:
-        _print_json({"out": str(folder), **dataclasses.asdict(manifest)})
+        print_json({"out": str(folder), **dataclasses.asdict(manifest)})
         return
     print(f"{model} by {manifest.method} on {tokens:,} tokens of {manifest.corpus} -> {folder}")
     example = next(
@@ -262,7 +250,7 @@ def inspect(
         described = {"model": model, "cache": cache, "context": context, "batch": batch}
         architecture = dataclasses.asdict(config)
         stored = {"architecture": architecture, "memory": room, **dataclasses.asdict(size)}
-        _print_json(described | stored)
+        print_json(described | stored)
         return
     rows = {
         "architecture": f"{config.family}: {config.layers} layers, width {config.width}, "
@@ -277,7 +265,7 @@ def inspect(
     }
     if room is not None:
         rows[f"sequences that fit {format_bytes(room)}"] = f"{size.fits:,}"
-    _print_table(f"{model}, {cache}", ("", ""), rows.items())
+    print_table(f"{model}, {cache}", ("", ""), rows.items())
 
 
 def _inspect_calibration(folder: Path, plot: Path | None, as_json: bool) -> None:
@@ -285,7 +273,7 @@ def _inspect_calibration(folder: Path, plot: Path | None, as_json: bool) -> None
     if plot is not None:
         draw(artefact, plot)
     if as_json:
-        _print_json({**dataclasses.asdict(artefact.manifest), "says": explain(artefact)})
+        print_json({**dataclasses.asdict(artefact.manifest), "says": explain(artefact)})
         return
     for line in explain(artefact):
         print(line)
@@ -303,7 +291,7 @@ def convert(
     """Write a model as a checkpoint that loads faster than the original."""
     seconds, size = convert_checkpoint(model, out, dtype=dtype)
     if as_json:
-        _print_json({"model": model, "out": str(out), "bytes": size, "seconds": seconds})
+        print_json({"model": model, "out": str(out), "bytes": size, "seconds": seconds})
     else:
         print(f"{model} -> {out}: {format_bytes(size)} in {seconds:.1f} s")
         print(f'Use it as the model: jkvq generate "Hello" --model {out}')
@@ -328,7 +316,7 @@ def methods(
             "about": preset.about,
         }
     if as_json:
-        _print_json({"head_dim": head_dim, "context": context, "methods": listed})
+        print_json({"head_dim": head_dim, "context": context, "methods": listed})
         return
     rows = (
         (
@@ -340,45 +328,7 @@ def methods(
         for name, found in listed.items()
     )
     title = f"Caches; bits per element for heads of {head_dim} at {context:,} tokens"
-    _print_table(title, ("name", "bits", "calibrated", "what it stores"), rows)
-
-
-@evaluation.command("ppl")
-def eval_ppl(
-    text: Annotated[Path, typer.Option(help="A text file; .gz is read as it is.")],
-    model: Model = DEFAULT_MODEL,
-    cache: Annotated[str, typer.Option(help="One or more, with commas between.")] = DEFAULT_CACHE,
-    tokens: Annotated[int, typer.Option(help="How many, from the text's beginning.")] = 1024,
-    dtype: Dtype = None,
-    as_json: AsJson = False,
-):
-    """Perplexity of a text's first tokens."""
-    specs, content = split_specs(cache), read_text(text)
-    llm = load(model, dtype=dtype)
-    for spec in specs.values():
-        checked_basis(llm.config, spec, None)
-    scored = first_tokens(llm, content, tokens)
-    results = {name: perplexity(with_cache(llm, spec), scored) for name, spec in specs.items()}
-    if as_json:
-        found = {name: dataclasses.asdict(result) for name, result in results.items()}
-        _print_json({"model": model, "tokens": tokens, "results": found})
-        return
-    rows = ((name, f"{r.ppl:.3f}", f"{r.nll:.4f}") for name, r in results.items())
-    title = f"{model}, first {tokens:,} tokens of {text.name}"
-    _print_table(title, ("cache", "perplexity", "nats per token"), rows)
-
-
-def _print_json(value: dict[str, Any]) -> None:
-    print(json.dumps(value))
-
-
-def _print_table(title: str, header: tuple[str, ...], rows) -> None:
-    table = Table(title=title, title_justify="left", show_header=any(header))
-    for name in header:
-        table.add_column(name)
-    for row in rows:
-        table.add_row(*row)
-    Console().print(table)
+    print_table(title, ("name", "bits", "calibrated", "what it stores"), rows)
 
 
 def main() -> None:

@@ -1,82 +1,319 @@
-"""How well a model predicts text through its cache."""
+"""How well a model predicts text through its cache: perplexity, and KL against the 16-bit cache."""
 
 import functools
 import gzip
 import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from jkvq.basis import Basis
+from jkvq.baselines import BASELINES, ChannelWise
+from jkvq.basis import Basis, Calibration, methods_for
 from jkvq.cache import KVCache, empty_cache, pages_for
+from jkvq.calibration.artefact import load_artefact
 from jkvq.errors import UserError
-from jkvq.llm import LLM
+from jkvq.footprint import bits_per_element
+from jkvq.llm import LLM, checked_basis, find_calibration, require_unfolded, with_cache
 from jkvq.models.config import ModelConfig
-from jkvq.models.decoder import Params, forward, logits
+from jkvq.models.decoder import Params, forward, logits, run
 from jkvq.progress import count_bar
+from jkvq.reconstruct import Reconstruction, TokenWise, attend_reconstructed
+from jkvq.spec import parse_spec
 
 _CHUNK = 256  # tokens per step
 
 
+class Subject(Protocol):
+    """A model with a cache, run over one sequence; every token reads the others as decode would."""
+
+    @property
+    def llm(self) -> LLM: ...
+
+    def start(self, tokens: int) -> Any:
+        """The state before the first of at most so many tokens."""
+        ...
+
+    def step(
+        self, state: Any, tokens: Int[np.ndarray, "1 T"], count: int
+    ) -> tuple[Float[Array, "1 T D"], Any]:
+        """Final hidden states of the next tokens, the first ``count`` real, and the new state."""
+        ...
+
+    def bits_per_element(self, context: int) -> float: ...
+
+
 @dataclass(frozen=True)
-class Perplexity:
-    """exp of the mean negative log-likelihood of each token given all before it."""
+class Cached:
+    """A model running over its cache."""
 
-    ppl: float
-    nll: float  # mean, in nats
-    scored: int  # tokens: all but the first
+    llm: LLM
+
+    def start(self, tokens: int) -> KVCache:
+        pages = max(1, pages_for(tokens, self.llm.spec))
+        table = jnp.arange(1, pages + 1, dtype=jnp.int32)[None]
+        return empty_cache(self.llm.spec, self.llm.config.cache_shape, pages + 1, table)
+
+    def step(self, state: KVCache, tokens, count: int):
+        llm = self.llm
+        return _cached_step(
+            llm.config, llm.params, llm.basis, state, tokens, jnp.asarray([count], jnp.int32)
+        )
+
+    def bits_per_element(self, context: int) -> float:
+        return bits_per_element(self.llm.spec, self.llm.config.cache_shape, context)
 
 
-def perplexity(llm: LLM, tokens: list[int]) -> Perplexity:
+class _Held(NamedTuple):
+    """Keys and values of all layers, and how many tokens they are of."""
+
+    k: Float[Array, "L S K H"]
+    v: Float[Array, "L S K H"]
+    length: Int[Array, ""]
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """A model, loaded with a cache that folds nothing, running over what a baseline gives back."""
+
+    llm: LLM
+    kept: ChannelWise
+
+    def start(self, tokens: int) -> _Held:
+        L, K, H = self.llm.config.cache_shape
+        S = -(-tokens // _CHUNK) * _CHUNK
+        zeros = jnp.zeros((L, S, K, H))
+        return _Held(zeros, jnp.zeros_like(zeros), jnp.int32(0))
+
+    def step(self, state: _Held, tokens, count: int):
+        hidden, k, v = _reconstructed_step(
+            self.llm.config, self.llm.params, self.kept, *state, tokens
+        )
+        return hidden, _Held(k, v, state.length + count)
+
+    def bits_per_element(self, context: int) -> float:
+        return self.kept.bits_per_element(self.llm.config.cache_shape, context)
+
+
+def subject(llm: LLM, cache: str, calibration: Calibration | str | Path | None = None) -> Subject:
+    """The model with a cache, or a baseline, of this name; ``llm`` must fold nothing, as bf16."""
+    if cache in BASELINES:
+        require_unfolded(llm)
+        BASELINES[cache].check(llm.config.head_dim)
+        return Baseline(llm, BASELINES[cache])
+    return Cached(with_cache(llm, cache, calibration))
+
+
+def reconstruction(
+    llm: LLM, cache: str, calibration: Calibration | str | Path | None = None
+) -> Reconstruction:
+    """What a cache, or a baseline, of this name gives back; ``llm`` must fold nothing, as bf16."""
+    require_unfolded(llm)
+    if cache in BASELINES:
+        BASELINES[cache].check(llm.config.head_dim)
+        return BASELINES[cache]
+    spec = parse_spec(cache)
+    found = find_calibration(llm.name, spec, calibration)
+    return TokenWise(spec, checked_basis(llm.config, spec, found), llm.config.layers)
+
+
+def choose_calibration(folders: Sequence[Path], cache: str) -> Path | None:
+    """The first of these artefacts that serves a cache; None is the one kept for the model."""
+    if cache in BASELINES:
+        return None
+    methods = methods_for(parse_spec(cache))
+    return next((path for path in folders if load_artefact(path).manifest.method in methods), None)
+
+
+@dataclass(frozen=True)
+class Score:
+    """How well the tokens of a text were predicted.
+
+    kl: mean KL divergence of the next-token distribution from the reference's, in nats; None
+        without a reference.
+    bits_per_element: of the cache at the length of a window.
+    """
+
+    ppl: float  # exp of nll
+    nll: float  # mean negative log-likelihood, in nats
+    kl: float | None
+    scored: int  # tokens
+    bits_per_element: float
+
+
+class Span(NamedTuple):
+    """A window over the tokens: inputs start to stop; tokens from ``fresh`` on are scored."""
+
+    start: int
+    stop: int
+    fresh: int
+
+
+def spans(tokens: int, context: int, stride: int) -> Iterator[Span]:
+    """Windows of ``context`` tokens, ``stride`` apart: every token but the first is scored once."""
+    scored = 1
+    for start in range(0, tokens, stride):
+        stop = min(start + context, tokens)
+        yield Span(start, stop, scored)
+        scored = stop + 1  # the last input of a window predicts the token after it
+        if scored >= tokens:
+            return
+
+
+def perplexity(llm: LLM, tokens: list[int]) -> Score:
     """Perplexity of ``tokens``, where every token sees all before it and itself as stored."""
-    if not 2 <= len(tokens) <= llm.config.context:
+    return compare({"": Cached(llm)}, tokens)[""]
+
+
+def compare(
+    subjects: Mapping[str, Subject],
+    tokens: list[int],
+    *,
+    reference: str | None = None,
+    context: int | None = None,
+    stride: int | None = None,
+) -> dict[str, Score]:
+    """Scores subjects side by side, each against the one called ``reference``.
+
+    Args:
+        subjects: by name; all of one model.
+        tokens: of the text.
+        reference: the subject that KL is measured from.
+        context: tokens of a window, in which each token sees those before it; None is all.
+        stride: tokens from one window to the next; None is ``context``. A smaller one gives each
+            scored token at least ``context - stride`` tokens before it, but for the first window.
+    """
+    config = next(iter(subjects.values())).llm.config
+    context, stride = _checked_windows(config, len(tokens), context, stride)
+    totals = {name: _Total() for name in subjects}
+    windows = list(spans(len(tokens), context, stride))
+    work = sum(span.stop - span.start for span in windows) * len(subjects)
+    with count_bar("Scoring", work) as bar:
+        for span in windows:
+            states = {name: subject.start(context) for name, subject in subjects.items()}
+            for start in range(span.start, span.stop, _CHUNK):
+                stop = min(start + _CHUNK, span.stop)
+                _score_chunk(
+                    subjects, states, totals, tokens, range(start, stop), span.fresh, reference
+                )
+                bar.advance((stop - start) * len(subjects))
+    return {
+        name: totals[name].score(subject.bits_per_element(context), reference is not None)
+        for name, subject in subjects.items()
+    }
+
+
+def _checked_windows(config: ModelConfig, tokens: int, context: int | None, stride: int | None):
+    if tokens < 2 or (context is None and tokens > config.context):
         raise UserError(
-            f"{len(tokens)} tokens: from 2 to the model's context of {llm.config.context} are "
-            "scored at once"
+            f"{tokens} tokens: from 2 to the model's context of {config.context} are scored at "
+            "once; more are scored in windows, with a context"
         )
-    pages = max(1, pages_for(len(tokens), llm.spec))
-    table = jnp.arange(1, pages + 1, dtype=jnp.int32)[None]
-    cache = empty_cache(llm.spec, llm.config.cache_shape, pages + 1, table)
-    total = 0.0
-    with count_bar("Scoring", len(tokens)) as bar:
-        for start in range(0, len(tokens), _CHUNK):
-            chunk = np.asarray(tokens[start : start + _CHUNK + 1], np.int32)
-            count = min(_CHUNK, len(tokens) - start)
-            inputs, targets = np.zeros((2, 1, _CHUNK), np.int32)
-            inputs[0, :count], targets[0, : len(chunk) - 1] = chunk[:count], chunk[1:]
-            cache, losses = _score(
-                llm.config, llm.params, llm.basis, cache, inputs, targets, jnp.asarray([count])
+    context = tokens if context is None else context
+    if not 1 <= context <= config.context:
+        raise UserError(f"context={context}: this model takes 1 to {config.context} tokens")
+    stride = context if stride is None else stride
+    if not 1 <= stride <= context:
+        raise UserError(f"stride={stride}: from 1 to the context of {context}")
+    return min(context, tokens), stride
+
+
+@dataclass
+class _Total:
+    nll: float = 0.0
+    kl: float = 0.0
+    scored: int = 0
+
+    def score(self, bits: float, compared: bool) -> Score:
+        nll, kl = self.nll / self.scored, self.kl / self.scored
+        if math.isnan(nll):
+            raise UserError(
+                "the model's scores are not numbers (NaN): its weights are damaged, or the dtype "
+                "is too narrow for them"
             )
-            total += float(np.asarray(losses, np.float64)[0, : len(chunk) - 1].sum())
-            bar.advance(count)
-    nll = total / (len(tokens) - 1)
-    if math.isnan(nll):
-        raise UserError(
-            "the model's scores are not numbers (NaN): its weights are damaged, or the dtype is "
-            "too narrow for them"
+        return Score(math.exp(min(nll, 700.0)), nll, kl if compared else None, self.scored, bits)
+
+
+def _score_chunk(subjects, states, totals, tokens, chunk: range, fresh: int, reference) -> None:
+    """Runs a chunk through every subject, the reference first, and adds up what is scored in it."""
+    inputs, targets = np.zeros((2, 1, _CHUNK), np.int32)
+    inputs[0, : len(chunk)] = tokens[chunk.start : chunk.stop]
+    following = tokens[chunk.start + 1 : chunk.stop + 1]
+    targets[0, : len(following)] = following
+    counted = np.zeros(_CHUNK, bool)
+    counted[max(0, fresh - 1 - chunk.start) : len(following)] = True
+    expected = None
+    for name in sorted(subjects, key=lambda name: name != reference):
+        subject, total = subjects[name], totals[name]
+        hidden, states[name] = subject.step(states[name], inputs, len(chunk))
+        predicted = _log_probabilities(subject.llm.config, subject.llm.params, hidden)
+        if name == reference:
+            expected = predicted
+        losses, divergence = _losses(
+            predicted, targets, predicted if expected is None else expected
         )
-    return Perplexity(math.exp(min(nll, 700.0)), nll, len(tokens) - 1)
+        total.nll += float(np.asarray(losses, np.float64)[0, counted].sum())
+        total.kl += float(np.asarray(divergence, np.float64)[0, counted].sum())
+        total.scored += int(counted.sum())
 
 
 @functools.partial(jax.jit, static_argnames="config", donate_argnames="cache")
-def _score(
+def _cached_step(
     config: ModelConfig,
     params: Params,
     basis: Basis,
     cache: KVCache,
     tokens: Int[Array, "B T"],
-    targets: Int[Array, "B T"],
     count: Int[Array, " B"],
-) -> tuple[KVCache, Float[Array, "B T"]]:
-    """Negative log-likelihood of each target."""
-    hidden, cache = forward(config, params, basis, cache, tokens, count, own="stored")
-    scores = logits(config, params, hidden)
-    chosen = jnp.take_along_axis(scores, targets[..., None], axis=-1)[..., 0]
-    return cache, jax.nn.logsumexp(scores, axis=-1) - chosen
+) -> tuple[Float[Array, "B T D"], KVCache]:
+    return forward(config, params, basis, cache, tokens, count, own="stored")
+
+
+@functools.partial(jax.jit, static_argnames="config", donate_argnames=("k", "v"))
+def _reconstructed_step(
+    config: ModelConfig,
+    params: Params,
+    kept: ChannelWise,
+    k: Float[Array, "L S K H"],
+    v: Float[Array, "L S K H"],
+    length: Int[Array, ""],
+    tokens: Int[Array, "1 T"],
+):
+    position = length + jnp.arange(tokens.shape[1], dtype=jnp.int32)
+
+    def attend(layer: int, q, new_k, new_v, held):
+        k, v = (
+            jax.lax.dynamic_update_slice(old, new.astype(old.dtype), (layer, length, 0, 0))
+            for old, new in zip(held, (new_k, new_v), strict=True)
+        )
+        out = attend_reconstructed(
+            kept.layer(layer), q[0], k[layer], v[layer], position, scale=config.head_dim**-0.5
+        )
+        return out[None].astype(q.dtype), (k, v)
+
+    hidden, (k, v) = run(config, params, tokens, position[None], attend, (k, v))
+    return hidden, k, v
+
+
+@functools.partial(jax.jit, static_argnames="config")
+def _log_probabilities(config: ModelConfig, params: Params, hidden) -> Float[Array, "B T V"]:
+    return jax.nn.log_softmax(logits(config, params, hidden), axis=-1)
+
+
+@jax.jit
+def _losses(
+    predicted: Float[Array, "B T V"],
+    targets: Int[Array, "B T"],
+    expected: Float[Array, "B T V"],
+) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
+    """Negative log-likelihood of each target, and KL(expected || predicted)."""
+    chosen = jnp.take_along_axis(predicted, targets[..., None], axis=-1)[..., 0]
+    return -chosen, (jnp.exp(expected) * (expected - predicted)).sum(-1)
 
 
 def read_text(path: Path) -> str:

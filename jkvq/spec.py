@@ -236,6 +236,7 @@ def _presets() -> dict[str, Preset]:
 
 
 PRESETS = _presets()
+EVALUATED_ONLY = ("kivi-int2", "kivi-int4", "kitty-int2", "kitty25-int2")  # jkvq/baselines.py
 
 
 def _flag(text: str) -> bool:
@@ -271,6 +272,11 @@ _SIDE_FIELDS: dict[str, Callable[[str], Any]] = {
 def parse_spec(text: str) -> CacheSpec:
     """The spec that ``text`` names, such as ``saw-int4`` or ``saw-int4,page=128``."""
     name, *overrides = (part.strip() for part in text.split(","))
+    if name in EVALUATED_ONLY:
+        raise UserError(
+            f"cache '{name}' exists in `jkvq eval ppl` and `jkvq eval fidelity` only, as a "
+            "baseline: choose one that `jkvq methods` lists, such as oscar-int2"
+        )
     if name not in PRESETS:
         raise UserError(f"cache '{name}' is not known: {nearest(name, PRESETS)}")
     changes: dict[str, dict[str, Any]] = {"": {}, "key": {}, "value": {}}
@@ -299,12 +305,12 @@ def parse_spec(text: str) -> CacheSpec:
     )
 
 
-def split_specs(text: str) -> dict[str, CacheSpec]:
-    """The specs of a list such as ``bf16,int4,page=128``: a part with ``=`` belongs to its left."""
+def split_names(text: str) -> list[str]:
+    """The caches of a list like ``bf16,int4,page=128``: a part with ``=`` belongs to its left."""
     names: list[str] = []
     for part in (part.strip() for part in text.split(",")):
         if "=" in part and names:
             names[-1] += f",{part}"
         else:
             names.append(part)
-    return {name: parse_spec(name) for name in names}
+    return list(dict.fromkeys(names))

@@ -67,12 +67,13 @@ def test_eval_ppl_compares_caches(model, tmp_path):
     (tmp_path / "text.txt").write_text("The quick brown fox jumps over the lazy dog.")
     found = _json(
         *("eval", "ppl", "--model", model, "--text", str(tmp_path / "text.txt")),
-        *("--tokens", "40", "--cache", "bf16,page=8,f32"),
+        *("--tokens", "40", "--cache", "int4,page=8,f32"),
     )
     assert (found["model"], found["tokens"]) == (model, 40)
     results = found["results"]
-    assert list(results) == ["bf16,page=8", "f32"]
-    assert results["f32"]["ppl"] == pytest.approx(results["bf16,page=8"]["ppl"], rel=0.02)
+    assert list(results) == ["bf16", "int4,page=8", "f32"]  # the 16-bit cache is always there
+    assert results["f32"]["ppl"] == pytest.approx(results["bf16"]["ppl"], rel=0.02)
+    assert 0 == results["bf16"]["kl"] < results["f32"]["kl"] < results["int4,page=8"]["kl"]
 
 
 def test_convert_writes_a_folder_that_loads(model, tmp_path):
@@ -90,6 +91,7 @@ def test_convert_writes_a_folder_that_loads(model, tmp_path):
     [
         (["generate", "Hi", "--model", "smolm2"], "did you mean smollm2-135m"),
         (["generate", "Hi", "--cache", "bf15"], "cache 'bf15' is not known: did you mean bf16"),
+        (["generate", "Hi", "--cache", "kivi-int2"], "`jkvq eval fidelity` only, as a baseline"),
         (["generate", "Hi", "--model", "/nowhere/at/all"], "no file or folder /nowhere/at/all"),
         (["generate", ""], "the prompt is empty"),
         (["inspect", "--memory", "lots"], "'lots' is no size of memory"),

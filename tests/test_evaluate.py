@@ -1,13 +1,14 @@
 import dataclasses
 import gzip
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import jkvq
 from jkvq.cache import empty_cache
-from jkvq.evaluate import first_tokens, perplexity, read_text
+from jkvq.evaluate import Cached, compare, first_tokens, perplexity, read_text, spans
 from jkvq.models.decoder import forward, logits
 from tests.tiny import CONFIG
 
@@ -26,6 +27,69 @@ def test_perplexity_equals_one_pass_over_all_tokens(tiny):
     assert result.scored == 599
     assert result.nll == pytest.approx(losses.mean(), abs=1e-5)
     assert result.ppl == pytest.approx(np.exp(losses.mean()), rel=1e-5)
+
+
+def _log_probabilities(llm, tokens):
+    """Of the token after each, from one pass over all of them."""
+    table = jnp.arange(1, 41, dtype=jnp.int32)[None]
+    cache = empty_cache(llm.spec, CONFIG.cache_shape, 41, table)
+    padded = jnp.asarray([[*tokens, *[0] * (320 - len(tokens))]])
+    count = jnp.array([len(tokens)])
+    run = jax.jit(forward, static_argnames=("config", "own"))
+    hidden, _ = run(llm.config, llm.params, llm.basis, cache, padded, count, own="stored")
+    scores = np.asarray(logits(llm.config, llm.params, hidden), np.float64)[0, : len(tokens)]
+    return scores - np.log(np.exp(scores).sum(-1, keepdims=True))
+
+
+def test_compare_measures_kl_from_the_reference(tiny):
+    tokens = [(11 * i * i + i) % 256 for i in range(300)]
+    llms = {"f32": tiny, "int2": jkvq.with_cache(tiny, "int2,page=8")}
+    expected, predicted = (_log_probabilities(llm, tokens)[:-1] for llm in llms.values())
+    kl = (np.exp(expected) * (expected - predicted)).sum(-1).mean()
+    found = compare({name: Cached(llm) for name, llm in llms.items()}, tokens, reference="f32")
+    assert list(found) == ["f32", "int2"]
+    assert found["f32"].kl == 0
+    assert found["int2"].kl == pytest.approx(kl, rel=1e-4)
+    assert kl > 0.01
+    assert found["int2"].nll == pytest.approx(-predicted[range(299), tokens[1:]].mean(), rel=1e-5)
+    assert (found["f32"].bits_per_element, perplexity(tiny, tokens).kl) == (32.0 * 304 / 300, None)
+
+
+@pytest.mark.parametrize(("context", "stride"), [(100, 100), (100, 30), (64, 1), (300, 7), (1, 1)])
+def test_spans_score_every_token_but_the_first_once(context, stride):
+    scored = []
+    for start, stop, fresh in spans(150, context, stride):
+        assert 0 < stop - start <= context
+        assert start < fresh  # a token is predicted from those before it in the window
+        scored += range(fresh, min(stop, 149) + 1)
+    assert scored == list(range(1, 150))
+
+
+def test_windows_see_only_their_own_tokens(tiny):
+    tokens = [(11 * i * i + i) % 256 for i in range(150)]
+    losses = []
+    for start, stop, fresh in ((0, 100, 1), (40, 140, 101), (80, 150, 141)):
+        predicted = _log_probabilities(tiny, tokens[start:stop])
+        for index in range(fresh, min(stop, 149) + 1):
+            losses.append(-predicted[index - 1 - start, tokens[index]])
+    found = compare({"": Cached(tiny)}, tokens, context=100, stride=40)[""]
+    assert found.scored == len(losses) == 149
+    assert found.nll == pytest.approx(np.mean(losses), rel=1e-5)
+    assert found.nll != pytest.approx(perplexity(tiny, tokens).nll, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("context", "stride", "sentence"),
+    [
+        (0, None, "context=0: this model takes 1 to 1024"),
+        (1025, None, "context=1025: this model"),
+        (64, 65, "stride=65: from 1 to the context of 64"),
+        (64, 0, "stride=0"),
+    ],
+)
+def test_windows_that_cannot_be_are_refused(tiny, context, stride, sentence):
+    with pytest.raises(jkvq.UserError, match=sentence):
+        compare({"": Cached(tiny)}, [65] * 100, context=context, stride=stride)
 
 
 @pytest.mark.parametrize("count", [1, 1025])

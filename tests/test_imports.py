@@ -17,13 +17,13 @@ RANKS = [
     ["jkvq.models"],
     ["jkvq.calibration"],
     [
-        *("jkvq.batch", "jkvq.calibrate", "jkvq.compile_clock", "jkvq.convert"),
-        *("jkvq.detokenize", "jkvq.evaluate", "jkvq.footprint", "jkvq.generate"),
-        *("jkvq.implementation", "jkvq.llm", "jkvq.memory", "jkvq.prompt"),
-        *("jkvq.sampling", "jkvq.steps"),
+        *("jkvq.baselines", "jkvq.batch", "jkvq.calibrate", "jkvq.compile_clock", "jkvq.convert"),
+        *("jkvq.detokenize", "jkvq.evaluate", "jkvq.fidelity", "jkvq.footprint", "jkvq.generate"),
+        *("jkvq.implementation", "jkvq.llm", "jkvq.memory", "jkvq.niah", "jkvq.plots"),
+        *("jkvq.prompt", "jkvq.reconstruct", "jkvq.sampling", "jkvq.steps"),
     ],
     ["jkvq"],
-    ["jkvq.cli"],
+    ["jkvq.cli", "jkvq.cli_eval", "jkvq.cli_shared"],
     ["scripts"],
 ]
 

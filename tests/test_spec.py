@@ -1,7 +1,7 @@
 import pytest
 
 import jkvq
-from jkvq.spec import PRESETS, CacheSpec, SideSpec, parse_spec, split_specs
+from jkvq.spec import PRESETS, CacheSpec, SideSpec, parse_spec, split_names
 
 
 def test_parse_spec_with_overrides():
@@ -47,8 +47,8 @@ def test_parse_spec_of_bad_text_says_what_is_allowed(text, sentence):
         parse_spec(text)
 
 
-def test_split_specs_keeps_overrides_with_their_cache():
-    assert list(split_specs("bf16,page=128,f32")) == ["bf16,page=128", "f32"]
+def test_split_names_keeps_overrides_with_their_cache():
+    assert split_names("bf16,page=128, f32,f32") == ["bf16,page=128", "f32"]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,75 @@
+"""Models with a large key bias, as Qwen2.5: it defeats rotation alone, and centring cures it."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jkvq
+from jkvq.basis import Calibration, SideCalibration
+from jkvq.evaluate import Cached, compare, first_tokens, perplexity, read_text
+from jkvq.models.catalog import cached_file
+from jkvq.models.decoder import abstract_params, run
+from tests.tiny import CONFIG
+
+# Low rotary frequencies, where such biases lie: they hardly turn, and stay constant over tokens.
+BIASED = dataclasses.replace(
+    CONFIG, family="qwen2", qk_norm=False, qk_bias=True, v_bias=True, rope_theta=1e8
+)
+TOKENS = [(11 * i * i + i) % 256 for i in range(256)]
+
+
+def _model(tiny, bias: float) -> jkvq.LLM:
+    """A random model whose keys have a constant in the two channels of the slowest rotary pair."""
+    leaves, structure = jax.tree.flatten(abstract_params(BIASED, jnp.float32))
+    keys = jax.random.split(jax.random.key(3), len(leaves))
+    params = structure.unflatten(
+        jax.random.normal(key, leaf.shape) * (leaf.shape[-1] ** -0.5 if leaf.ndim > 1 else 1.0)
+        for key, leaf in zip(keys, leaves, strict=True)
+    )
+    H = BIASED.head_dim
+    constant = np.zeros((BIASED.kv_heads, H), np.float32)
+    constant[:, [H // 2 - 1, H - 1]] = bias
+    for layer in params["layers"].values():
+        layer["attention"]["k"]["bias"] += constant.reshape(-1)
+    return dataclasses.replace(tiny, config=BIASED, params=params)
+
+
+def _mean_keys(llm: jkvq.LLM) -> Calibration:
+    means = []
+
+    def attend(_, q, k, v, state):
+        means.append(np.asarray(k[0], np.float64).mean(0))
+        return jax.nn.dot_product_attention(q, k, v, is_causal=True), state
+
+    run(llm.config, llm.params, jnp.asarray([TOKENS]), jnp.arange(256)[None], attend, None)
+    return Calibration(key=SideCalibration(mean=np.stack(means).astype(np.float32)))
+
+
+def _kl(llm: jkvq.LLM) -> dict[str, float]:
+    centred = jkvq.with_cache(llm, "saw-int4,key.center=true", _mean_keys(llm))
+    caches = {name: jkvq.with_cache(llm, name) for name in ("f32", "int4", "saw-int4")}
+    subjects = {name: Cached(each) for name, each in (caches | {"centred": centred}).items()}
+    scores = compare(subjects, TOKENS, reference="f32")
+    return {name: score.kl or 0.0 for name, score in scores.items()}
+
+
+def test_a_key_bias_defeats_rotation_and_centring_cures_it(tiny):
+    plain, biased = _kl(_model(tiny, 0.0)), _kl(_model(tiny, 300.0))
+    assert max(plain.values()) < 0.01
+    assert min(biased["int4"], biased["saw-int4"]) > 100 * biased["centred"]
+    assert biased["centred"] < 1.5 * plain["centred"]  # as if there were no bias
+
+
+@pytest.mark.slow
+def test_qwen_collapses_without_centring(wikitext):
+    """What int4 and SAW-INT4 do to Qwen2.5-Coder-1.5B, recorded as what it is."""
+    if not cached_file("qwen2.5-coder-1.5b").exists():
+        pytest.skip("qwen2.5-coder-1.5b is not cached: fetch it with `jkvq inspect --model`")
+    llm = jkvq.load("qwen2.5-coder-1.5b")
+    tokens = first_tokens(llm, read_text(wikitext), 1024)
+    assert perplexity(llm, tokens).ppl == pytest.approx(9.18, rel=0.005)
+    for cache in ("int4", "saw-int4"):
+        assert perplexity(jkvq.with_cache(llm, cache), tokens).ppl > 1000
