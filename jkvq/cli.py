@@ -72,13 +72,21 @@ def generate(
     seed: Annotated[int | None, typer.Option(show_default="a new one each time")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="Ends the text; may be repeated.")] = None,
     dtype: Dtype = None,
+    implementation: Annotated[
+        str | None,
+        typer.Option(
+            help="pallas (GPU kernels), reference or interpret.", show_default="the best here"
+        ),
+    ] = None,
     as_json: AsJson = False,
 ):
     """Write on from a prompt."""
     text = sys.stdin.read() if prompt == "-" else prompt
     if not text:
         raise UserError("the prompt is empty: give at least one word")
-    llm = load(model, cache=cache, calibration=calibration, dtype=dtype)
+    llm = load(
+        model, cache=cache, calibration=calibration, dtype=dtype, implementation=implementation
+    )
     pieces = stream(
         llm,
         text,
