@@ -135,6 +135,7 @@ WIKITEXT_2048 = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("cache", "within"), WIKITEXT_2048.items())
 def test_smollm2_perplexity_through_packed_caches(smollm2, wikitext, cache, within):
     llm = jkvq.with_cache(smollm2, cache)

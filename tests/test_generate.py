@@ -245,3 +245,24 @@ def test_smollm2_answers_in_chat(smollm2):
     assert isinstance(by_messages, jkvq.Generation)
     assert by_messages.tokens == by_text.tokens
     assert by_text.prompt_tokens > len(smollm2.tokenizer.encode(question))
+
+
+def test_generate_through_the_kernels_gives_the_reference_tokens():
+    """Interpreted here; a prompt longer than its windows, so that pages are packed as it goes."""
+    wide = dataclasses.replace(CONFIG, layers=1, head_dim=64, rope_divisors=(1.0,) * 32)
+    llm = tiny_llm("quarot-int2,sink=4,recent=8,page=16", config=wide)
+    prompts = ["A prompt that is longer than both windows of the cache.", "Short"]
+    texts = [
+        [
+            result.tokens
+            for result in jkvq.generate(
+                dataclasses.replace(llm, implementation=implementation),
+                prompts,
+                chat=False,
+                max_new_tokens=24,
+                ignore_eos=True,
+            )
+        ]
+        for implementation in ("reference", "interpret")
+    ]
+    assert texts[0] == texts[1]

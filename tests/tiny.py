@@ -40,8 +40,8 @@ SERVED = [
 ]
 
 
-def tiny_llm(cache: str = "f32,page=8", seed: int = 0) -> LLM:
-    abstract = abstract_params(CONFIG, jnp.float32)
+def tiny_llm(cache: str = "f32,page=8", seed: int = 0, config: ModelConfig = CONFIG) -> LLM:
+    abstract = abstract_params(config, jnp.float32)
     leaves, structure = jax.tree.flatten(abstract)
     keys = jax.random.split(jax.random.key(seed), len(leaves))
     params = structure.unflatten(
@@ -49,8 +49,8 @@ def tiny_llm(cache: str = "f32,page=8", seed: int = 0) -> LLM:
         for key, leaf in zip(keys, leaves, strict=True)
     )
     spec = parse_spec("f32,page=8")
-    basis = make_basis(spec, CONFIG.cache_shape, None)
-    plain = LLM("tiny", CONFIG, params, byte_tokenizer(), spec, basis)
+    basis = make_basis(spec, config.cache_shape, None)
+    plain = LLM("tiny", config, params, byte_tokenizer(), spec, basis)
     return with_cache(plain, cache)
 
 

@@ -14,6 +14,7 @@ SCALE = 0.2
 
 
 def attend(stored: Stored, q, lengths, page, *, programs=10, seen=None, interpret=True):
+    """(out, lse), the same twice."""
     config = Config(programs=programs, warps=2, stages=2)
 
     @jax.jit
@@ -27,7 +28,10 @@ def attend(stored: Stored, q, lengths, page, *, programs=10, seen=None, interpre
         )
         return merge_partials([part], q.shape[1], interpret=interpret)
 
-    return run(q, *stored.sides, stored.table, jnp.asarray(lengths), seen)
+    args = q, *stored.sides, stored.table, jnp.asarray(lengths), seen
+    out, lse = run(*args)
+    np.testing.assert_array_equal(out, run(*args)[0])
+    return out, lse
 
 
 def assert_close(stored: Stored, q, lengths, out, lse, seen=None):
@@ -50,8 +54,6 @@ def check(cache, groups, head_dim, page, dtype, interpret):
     for programs in (1, 10, 64) if head_dim == 128 and not interpret else (10,):
         out, lse = attend(stored, q, lengths, page, programs=programs, interpret=interpret)
         assert_close(stored, q, lengths, out, lse)
-        again, _ = attend(stored, q, lengths, page, programs=programs, interpret=interpret)
-        np.testing.assert_array_equal(out, again)
 
 
 SHAPES = [("bf16", 4, 64), ("int8", 1, 64), ("int4", 3, 128), ("int3", 8, 64), ("int2", 2, 64)]
