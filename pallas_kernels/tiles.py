@@ -2,8 +2,8 @@
 
 Codes are never converted to floats: or-ing a code into the mantissa of 1024 makes the float16
 number 1024 + w c, with w the place of its bits in the byte, and subtracting 1024 leaves w c. The
-weight w is taken out of q, or of the sum over p. (The 1024 could be left in and taken out of the
-sums instead, but tensor cores add with too few bits for that.)
+weight w is taken out of q, or of the sum over p. (Leaving the 1024 in, to take it out of the sums,
+is one instruction less but failed the tests' bounds: tensor cores seem to add with too few bits.)
 
 Each class below reads one side of the cache in one format: ``query`` and ``scores`` for keys,
 ``zero``, ``add`` and ``finish`` for values.

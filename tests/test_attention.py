@@ -197,3 +197,17 @@ def test_a_nan_in_one_sequence_never_reaches_another(cache):
         expected, out = (setting.run(chunks, own)[0] for setting in (clean, dirty))
         np.testing.assert_array_equal(out[0], expected[0])
         assert np.isnan(out[1, 5:]).any()
+
+
+@pytest.mark.parametrize("cache", ["int4,exact_layers=0", "blockgtq-k3v3,sink=4,recent=10"])
+def test_the_kernels_give_what_the_reference_gives(cache):
+    """Interpreted: exact layers beside coded ones, and a codec that the write kernel has not."""
+    setting = Setting(cache, [30, 19])
+    for chunks, own in (([1] * 30, "stored"), ([13, 17], "exact")):
+        expected, out = (
+            setting.run(chunks, own, implementation)[0]
+            for implementation in ("reference", "interpret")
+        )
+        for row, length in enumerate(setting.lengths):
+            error = np.linalg.norm(out[row, :length] - expected[row, :length])
+            assert error <= 2e-3 * np.linalg.norm(expected[row, :length])
