@@ -1,6 +1,6 @@
 """The affine quantizer on the tiles of a kernel: affine.py's definitions, piece by piece.
 
-A block of tokens comes as one tile [tokens, width] for each piece (tiles.py). What is needed of a
+A block of tokens comes as one tile [tokens, width] for each piece (unpack.py). What is needed of a
 group of channels is first combined tile with tile, then reduced once along the channels.
 """
 
@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jkvq.pallas_kernels.affine import GAUSSIAN_STEP, REFITS
-from jkvq.pallas_kernels.tiles import Piece
+from jkvq.pallas_kernels.unpack import Piece
 from jkvq.pallas_kernels.words import as_bfloat16
 
 

@@ -116,8 +116,8 @@ def decode(
         "plan": plan,
         "table": block_table,
         "q": q,
-        "key": codec_operands(keys, key_codec, K, H),
-        "value": codec_operands(values, value_codec, K, H),
+        "key": codec_operands(keys, key_codec),
+        "value": codec_operands(values, value_codec),
     }
     # Programs store whole tiles of rows, of which the last are masked: leave room for them.
     rows = (shares + B - 1) * N + ROWS

@@ -27,7 +27,7 @@ from jkvq.pallas_kernels.affine_tiles import (
 from jkvq.pallas_kernels.codecs import AffineCodec, Codec, FloatCodec
 from jkvq.pallas_kernels.packed import Packed
 from jkvq.pallas_kernels.packing import WORD
-from jkvq.pallas_kernels.tiles import Piece, dot, pieces
+from jkvq.pallas_kernels.unpack import Piece, dot, pieces
 from jkvq.pallas_kernels.words import as_bfloat16
 
 
