@@ -106,9 +106,8 @@ class ChannelWise:
 
 
 def _decoded(x: Float[Array, "*rows n"], bits: int, group: int) -> Float[Array, "*rows n"]:
-    codes, scale, lo = affine.encode_min_max(x, bits, group)
-    scale, lo = (jnp.repeat(param, group, axis=-1) for param in (scale, lo))
-    return lo + scale * codes.astype(jnp.float32)
+    codes, scale, lo = affine.encode_min_max(x.reshape(*x.shape[:-1], -1, group), bits)
+    return (lo[..., None] + scale[..., None] * codes).reshape(x.shape)
 
 
 BASELINES = {

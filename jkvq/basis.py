@@ -118,7 +118,7 @@ class SideBasis:
     def codec(self, layer: int) -> Codec:
         spec = self.spec
         if spec.codec == "float":
-            return FloatCodec({16: jnp.uint16, 32: jnp.uint32}[spec.bits])
+            return FloatCodec({16: jnp.bfloat16, 32: jnp.float32}[spec.bits])
         if spec.codec == "lloyd":
             if self.allocation is None:
                 return LloydCodec(spec.bits)
@@ -220,13 +220,15 @@ def _blocks(widths: np.ndarray, bits: int, seed: int) -> tuple[Array, Allocation
         raise UserError(
             f"a head has {group.max() + 1} different block widths; {BLOCK_GROUPS} may be stored"
         )
-    size = np.ones((L, K, BLOCK_GROUPS), np.int32)
+    spans = np.zeros((L, K, BLOCK_GROUPS, 4), np.int32)
     rotation = np.zeros((L, K, 2 * half, 2 * half))
     for layer, head in np.ndindex(L, K):
         for index in range(group[layer, head].max() + 1):
             columns = np.flatnonzero(group[layer, head] == index)
-            size[layer, head, index] = len(columns)
+            first = columns[0]
+            bit = width[layer, head, :first].sum()
+            spans[layer, head, index] = first, len(columns), width[layer, head, first], bit
             rows = order[layer, head, columns]
             rotation[layer, head][np.ix_(rows, columns)] = random_rotation(len(columns), seed)
-    arrays = (jnp.asarray(array, jnp.int32) for array in (width, group, size))
+    arrays = (jnp.asarray(array, jnp.int32) for array in (width, group, spans))
     return jnp.asarray(rotation, jnp.float32), Allocation(*arrays)

@@ -87,10 +87,12 @@ def _abstract_stack(spec: CacheSpec, shape: CacheShape, pages: int, rows: int) -
 
     def packed(side: SideSpec) -> Packed:
         kept = stored(side, H)
+        tile = (kept.codes, spec.page) if kept.stream else (spec.page, kept.codes)
         return Packed(
-            _abstract((L, pages, K, spec.page, kept.codes), kept.dtype),
+            _abstract((L, pages, K, *tile), kept.dtype),
             _abstract((L, pages, K, kept.params, spec.page), np.uint16) if kept.params else None,
             _abstract((L, pages, spec.page), kept.centroid) if kept.centroid else None,
+            kept.stream,
         )
 
     def window(side: SideSpec):

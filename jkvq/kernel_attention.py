@@ -13,12 +13,11 @@ from jkvq.pallas_kernels.device import decode_config, write_config
 from jkvq.pallas_kernels.merge import merge_all
 from jkvq.pallas_kernels.packed import Packed
 from jkvq.pallas_kernels.prefill import exact_attention, prefix_attention, self_attention
-from jkvq.pallas_kernels.words import from_words
 from jkvq.pallas_kernels.write import Held, Side, writable, write
 from jkvq.storing import store_chunk, write_plainly
 from jkvq.window import held_positions, leaving, seen_exactly, slot_of, window_table
 
-_EXACT = FloatCodec(jnp.uint16)
+_EXACT = FloatCodec(jnp.float16)  # of the windows
 
 
 def attend_prefill(
@@ -65,7 +64,7 @@ def attend_token(
 ) -> tuple[Float[Array, "B 1 N H"], KVCache]:
     """A new token of each sequence is stored, and sees itself and all others as they are stored."""
     spec, (key, value) = view.spec, view.codecs
-    K, p = view.stack.key.codes.shape[2:4]
+    K, p = view.stack.key.kv_heads, spec.page
     store = _store_by_windows if spec.windowed else _store_in_pages
     stack, q = store(view, q, k, v, chunk, interpret=interpret)
     boundary = jnp.where(chunk.real, spec.packed(chunk.position + 1), 0)
@@ -148,7 +147,10 @@ def _store_by_windows(view: LayerCache, q, k, v, chunk: Chunk, *, interpret: boo
         )
     else:
         k, v = (
-            from_words(window.at[view.index, held[0], :, held[1]].get(mode="promise_in_bounds"))
+            _EXACT.decode(
+                Packed(window.at[view.index, held[0], :, held[1]].get(mode="promise_in_bounds")),
+                driven_out.leaves,
+            )
             for window in (windows.key, windows.value)
         )
         key, value = write_plainly(view, k, v, page, slot, driven_out.leaves)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jkvq.basis import Basis, SideBasis
-from jkvq.pallas_kernels.words import as_bfloat16
+from jkvq.pallas_kernels.words import from_words, to_words
 from jkvq.spec import CacheSpec
 
 _BLOCK = 128  # queries at a time
@@ -86,7 +86,9 @@ class TokenWiseLayer:
 
     @staticmethod
     def _held(side: SideBasis, x):
-        return x if side.spec.bits == 32 else as_bfloat16(x)
+        """As a window holds it."""
+        floats = jnp.float32 if side.spec.bits == 32 else jnp.float16
+        return from_words(to_words(x, floats), floats)
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ class Stored(NamedTuple):
     dtype: type  # of the codes
     params: int  # bfloat16 numbers
     centroid: type | None  # of the index of its centroid, one for all heads
+    stream: bool = False  # of codes of unequal widths
 
 
 def stored(side: SideSpec, head_dim: int) -> Stored:
@@ -25,8 +26,9 @@ def stored(side: SideSpec, head_dim: int) -> Stored:
     if side.codec == "float":
         return Stored(head_dim, {16: np.uint16, 32: np.uint32}[side.bits], 0, None)
     index = index_dtype(side.centroids) if side.centroids else None
+    blocks = side.allocation == "blocks"
     if side.codec == "affine":
         params = 2 * head_dim // (side.group or head_dim)
     else:
-        params = BLOCK_GROUPS if side.allocation == "blocks" else 1
-    return Stored(packed_words(head_dim, side.bits), np.uint16, params, index)
+        params = BLOCK_GROUPS if blocks else 1
+    return Stored(packed_words(head_dim, side.bits), np.uint16, params, index, blocks)

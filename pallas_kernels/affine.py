@@ -1,5 +1,6 @@
 """The token-wise affine quantizer: x^ = lo + scale * code, for each group of g channels.
 
+Encoding is written so that the write kernel runs it as well.
 Scale and lo are stored in bfloat16, and codes are computed with the rounded ones, so that what is
 decoded is what was encoded. Attention never needs x^ itself:
 
@@ -7,14 +8,19 @@ decoded is what was encoded. Attention never needs x^ itself:
                                                                     + sum_t p_t lo_t
 """
 
+from collections.abc import Callable
+
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, UInt8
+from jaxtyping import Array, Float, UInt8
 
 from jkvq.pallas_kernels.words import as_bfloat16
 
 # The step, in standard deviations, that serves a Gaussian best with 2^bits uniform levels.
 GAUSSIAN_STEP = {2: 0.9957, 3: 0.5860, 4: 0.3352, 8: 0.0308}
 REFITS = 2
+
+# Gives the nearest level of each value of a group, from scale, lo and bits.
+Levels = Callable[[Array, Array, Array, int], Array]
 
 
 def clip_to_quantile(x: Float[Array, "*rows H"], quantile) -> Float[Array, "*rows H"]:
@@ -29,62 +35,52 @@ def clip_to_quantile(x: Float[Array, "*rows H"], quantile) -> Float[Array, "*row
 
 
 def encode_min_max(
-    x: Float[Array, "*rows H"], bits: int, group: int
-) -> tuple[Int[Array, "*rows H"], Float[Array, "*rows n"], Float[Array, "*rows n"]]:
+    x: Float[Array, "*rows g"], bits: int, levels: Levels | None = None
+) -> tuple[Float[Array, "*rows g"], Float[Array, "*rows"], Float[Array, "*rows"]]:
     """(codes, scale, lo) with the levels from each group's least to its greatest value."""
-    x = _grouped(x, group)
     lo = x.min(-1)
     scale = (x.max(-1) - lo) / (2**bits - 1)
     scale, lo = as_bfloat16(scale), as_bfloat16(lo)
-    return _codes(x, scale, lo, bits), scale, lo
+    return (levels or nearest_levels)(x, scale, lo, bits), scale, lo
 
 
 def encode_fitted(
-    x: Float[Array, "*rows H"], bits: int, group: int
-) -> tuple[Int[Array, "*rows H"], Float[Array, "*rows n"], Float[Array, "*rows n"]]:
+    x: Float[Array, "*rows g"], bits: int, levels: Levels | None = None
+) -> tuple[Float[Array, "*rows g"], Float[Array, "*rows"], Float[Array, "*rows"]]:
     """(codes, scale, lo) with a step fitted to each group, stretched against shrinkage.
 
     Starts from the step that is best for a Gaussian; twice codes to the nearest level and refits
     scale and lo by least squares; then multiplies both by <x, x> / <x^, x>. Without the stretch
     packed keys would lose score against exact ones.
     """
-    x = _grouped(x, group)
-    mean = x.mean(-1, keepdims=True)
-    deviation = jnp.sqrt(jnp.mean((x - mean) ** 2, -1))
-    scale = GAUSSIAN_STEP[bits] * deviation
-    lo = mean[..., 0] - scale * ((2**bits - 1) / 2)
+    levels = levels or nearest_levels
+    total, squares = x.sum(-1), (x * x).sum(-1)
+    mean = total / x.shape[-1]
+    scale = GAUSSIAN_STEP[bits] * jnp.sqrt(jnp.maximum(squares / x.shape[-1] - mean * mean, 0.0))
+    lo = mean - scale * ((2**bits - 1) / 2)
     for _ in range(REFITS):
-        scale, lo = _least_squares(x, _levels(x, scale, lo, bits), scale, lo)
-    decoded = lo[..., None] + scale[..., None] * _levels(x, scale, lo, bits)
-    shrunk = (decoded * x).sum(-1)
-    stretch = jnp.where(shrunk > 0, (x * x).sum(-1) / jnp.where(shrunk > 0, shrunk, 1.0), 1.0)
-    codes = _codes(x, scale, lo, bits)
+        scale, lo = _least_squares(x, mean, levels(x, scale, lo, bits), scale, lo)
+    codes = levels(x, scale, lo, bits)
+    shrunk = lo * total + scale * (codes * x).sum(-1)  # <x^, x>
+    stretch = jnp.where(shrunk > 0, squares / jnp.where(shrunk > 0, shrunk, 1.0), 1.0)
     return codes, as_bfloat16(scale * stretch), as_bfloat16(lo * stretch)
 
 
-def _least_squares(x, codes, scale, lo):
+def _least_squares(x, mean, codes, scale, lo):
     """Scale and lo that fit x on its codes best; unchanged where all codes are equal."""
-    code_mean, x_mean = codes.mean(-1), x.mean(-1)
-    spread = ((codes - code_mean[..., None]) ** 2).sum(-1)
-    slope = ((codes - code_mean[..., None]) * x).sum(-1) / jnp.where(spread > 0, spread, 1.0)
+    code_sum = codes.sum(-1)
+    code_mean = code_sum / x.shape[-1]
+    spread = (codes * codes).sum(-1) - code_sum * code_mean
+    slope = ((codes * x).sum(-1) - code_sum * mean) / jnp.where(spread > 0, spread, 1.0)
     fits = (spread > 0) & (slope > 0)
-    return jnp.where(fits, slope, scale), jnp.where(fits, x_mean - slope * code_mean, lo)
+    return jnp.where(fits, slope, scale), jnp.where(fits, mean - slope * code_mean, lo)
 
 
-def _levels(x, scale, lo, bits: int):
+def nearest_levels(x, scale, lo, bits: int):
     """The nearest level of each value, as a float."""
     per_step = jnp.where(scale > 0, 1.0 / jnp.where(scale > 0, scale, 1.0), 0.0)
     level = jnp.floor((x - lo[..., None]) * per_step[..., None] + 0.5)
     return jnp.clip(level, 0, 2**bits - 1)
-
-
-def _codes(x, scale, lo, bits: int) -> Int[Array, "*rows H"]:
-    codes = _levels(x, scale, lo, bits).astype(jnp.int32)
-    return codes.reshape(*codes.shape[:-2], -1)
-
-
-def _grouped(x: Array, group: int) -> Array:
-    return x.reshape(*x.shape[:-1], -1, group)
 
 
 def dot(

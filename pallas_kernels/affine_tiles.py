@@ -1,163 +1,65 @@
-"""The affine quantizer on the tiles of a kernel: affine.py's definitions, piece by piece.
+"""The affine quantizer (affine.py) on the tiles of a kernel: what is done otherwise there."""
 
-A block of tokens comes as one tile [tokens, width] for each piece (unpack.py). What is needed of a
-group of channels is first combined tile with tile, then reduced once along the channels.
-"""
-
-from collections.abc import Callable
-from dataclasses import dataclass
-
+import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
+from jax.experimental.pallas import triton as plt
 
-from jkvq.pallas_kernels.affine import GAUSSIAN_STEP, REFITS
-from jkvq.pallas_kernels.unpack import Piece
-from jkvq.pallas_kernels.words import as_bfloat16
-
-
-@dataclass(frozen=True)
-class Grouped:
-    """Tiles, and the pieces they are of."""
-
-    tiles: list
-    pieces: list[Piece]
-
-    def each(self, function: Callable, *by_group) -> "Grouped":
-        """A function of each tile and of its group's numbers [tokens, 1]."""
-        return Grouped(
-            [
-                function(tile, *(numbers[piece.group] for numbers in by_group))
-                for tile, piece in zip(self.tiles, self.pieces, strict=True)
-            ],
-            self.pieces,
-        )
-
-    def times(self, other: "Grouped") -> "Grouped":
-        products = [a * b for a, b in zip(self.tiles, other.tiles, strict=True)]
-        return Grouped(products, self.pieces)
-
-    def reduce(self, combine: Callable, along: Callable) -> list:
-        """For each group its tiles combined, then reduced along the channels, [tokens, 1]."""
-        groups: dict[int, object] = {}
-        for tile, piece in zip(self.tiles, self.pieces, strict=True):
-            found = groups.get(piece.group)
-            groups[piece.group] = tile if found is None else combine(found, tile)
-        return [along(groups[n])[:, None] for n in sorted(groups)]
-
-    def sum(self) -> list:
-        return self.reduce(jnp.add, lambda tile: tile.sum(1))
-
-    def max(self) -> list:
-        return self.reduce(jnp.maximum, lambda tile: tile.max(1))
-
-    def min(self) -> list:
-        return self.reduce(jnp.minimum, lambda tile: tile.min(1))
+_WHOLE = 1.5 * 2.0**23  # what is added to it comes out rounded to a whole number
 
 
-def clip_tiles(x: Grouped, quantile, channels: int) -> Grouped:
-    """Clamps each token to a quantile of its magnitudes: takes the greatest away, one by one."""
-    pieces = [piece._replace(group=0) for piece in x.pieces]  # the whole head, whatever the groups
-    magnitude = Grouped([jnp.abs(tile) for tile in x.tiles], pieces)
+def clip_tile(x, quantile):
+    """Clamps each row to a quantile of its magnitudes: takes the greatest away, one by one."""
+    channels = x.shape[1]
+    # Magnitudes as integers, which are in the same order. Their last bits number the channels, so
+    # that no two are equal.
+    number = lax.broadcasted_iota(jnp.uint32, x.shape, 1)
+    cleared = jnp.uint32(0x80000000 - channels)
+    magnitude = (lax.bitcast_convert_type(x, jnp.uint32) & cleared) | number
     rank = quantile * (channels - 1)
     below = jnp.floor(rank)
     part = rank - below
-    wanted = channels - 1 - below  # how many are greater than the one at ``below``
+    greater = channels - 1 - below  # how many are greater than the one at ``below``
 
     def take(_, carry):
-        """The next smaller of the magnitudes while fewer than ``wanted`` are taken."""
-        found, above, taken = carry
-        (smaller,) = magnitude.each(lambda t: jnp.where(t < found, t, -1.0)).max()
-        (equal,) = magnitude.each(lambda t: jnp.where(t == found, 1.0, 0.0)).sum()
-        goes_on = taken + equal <= wanted
-        above = jnp.where(taken < wanted, found, above)
-        return (
-            jnp.where(goes_on, smaller, found),
-            above,
-            jnp.where(goes_on, taken + equal, taken),
-        )
+        _, found = carry
+        # What is less comes out greatest: the difference goes round.
+        return found, found + (magnitude - found[:, None]).max(1)
 
-    (top,) = magnitude.max()
-    start = top, top, jnp.zeros_like(top)
-    found, above, _ = lax.fori_loop(0, wanted.astype(jnp.int32), take, start)
-    limit = found * (1 - part) + above * part
-    return x.each(lambda tile: jnp.minimum(jnp.maximum(tile, -limit), limit))
-
-
-def encode_min_max(x: Grouped, bits: int, group: int):
-    """(codes, scale, lo): see affine.encode_min_max."""
-    lo, top = x.min(), 2**bits - 1
-    scale = [as_bfloat16((hi - low) / top) for hi, low in zip(x.max(), lo, strict=True)]
-    lo = [as_bfloat16(low) for low in lo]
-    return _levels(x, scale, lo, bits), scale, lo
-
-
-def encode_fitted(x: Grouped, bits: int, group: int):
-    """(codes, scale, lo): see affine.encode_fitted."""
-    total, squares = x.sum(), x.times(x).sum()
-    mean = [t / group for t in total]
-    deviation = [sum_ / group for sum_ in x.each(lambda t, m: (t - m) * (t - m), mean).sum()]
-    scale = [GAUSSIAN_STEP[bits] * jnp.sqrt(d) for d in deviation]
-    lo = [m - s * ((2**bits - 1) / 2) for m, s in zip(mean, scale, strict=True)]
-    for _ in range(REFITS):
-        codes = _levels(x, scale, lo, bits)
-        sums = codes.sum(), codes.times(codes).sum(), codes.times(x).sum()
-        fits = [
-            _least_squares(*numbers, group) for numbers in zip(scale, lo, mean, *sums, strict=True)
-        ]
-        scale, lo = ([fit[i] for fit in fits] for i in (0, 1))
-    codes = _levels(x, scale, lo, bits)
-    # <x^, x> = lo sum(x) + scale <codes, x>
-    shrunk = [
-        low * t + s * product
-        for low, t, s, product in zip(lo, total, scale, codes.times(x).sum(), strict=True)
-    ]
-    stretch = [
-        jnp.where(s > 0, square / jnp.where(s > 0, s, 1.0), 1.0)
-        for s, square in zip(shrunk, squares, strict=True)
-    ]
-    scale, lo = (
-        [as_bfloat16(n * s) for n, s in zip(numbers, stretch, strict=True)]
-        for numbers in (scale, lo)
+    top = magnitude.max(1)
+    above, found = (
+        lax.bitcast_convert_type(x, jnp.float32)
+        for x in lax.fori_loop(0, greater.astype(jnp.int32), take, (top, top))
     )
-    return codes, scale, lo
+    limit = (found * (1 - part) + above * part)[:, None]
+    return jnp.minimum(jnp.maximum(x, -limit), limit)
 
 
-def _least_squares(scale, lo, mean, code_sum, code_squares, products, group: int):
-    code_mean = code_sum / group
-    spread = code_squares - code_sum * code_mean
-    slope = (products - code_sum * mean) / jnp.where(spread > 0, spread, 1.0)
-    fits = (spread > 0) & (slope > 0)
-    return jnp.where(fits, slope, scale), jnp.where(fits, mean - slope * code_mean, lo)
-
-
-def _levels(x: Grouped, scale: list, lo: list, bits: int) -> Grouped:
-    """The nearest level of each value, as a float."""
-    per_step = [jnp.where(s > 0, 1.0 / jnp.where(s > 0, s, 1.0), 0.0) for s in scale]
-    shift = [0.5 - low * step for low, step in zip(lo, per_step, strict=True)]
+def nearest_levels(x, scale, lo, bits: int):
+    """affine.nearest_levels, but for ties, in three instructions for each value."""
     top = 2.0**bits - 1
+    per_range = jnp.where(scale > 0, 1.0 / jnp.where(scale > 0, scale * top, 1.0), 0.0)
+    (levels,) = plt.elementwise_inline_asm(
+        f"""{{
+            .reg .f32 t;
+            fma.rn.sat.f32 t, $1, $2, $3;
+            fma.rn.f32 t, t, {_constant(top)}, {_constant(_WHOLE)};
+            sub.f32 $0, t, {_constant(_WHOLE)};
+        }}""",
+        args=[x, *(jnp.broadcast_to(n[..., None], x.shape) for n in (per_range, -lo * per_range))],
+        constraints="=f,f,f,f",
+        pack=1,
+        result_shape_dtypes=[jax.ShapeDtypeStruct(x.shape, jnp.float32)],
+    )
+    return levels
 
-    def level(tile, step, offset):
-        return jnp.minimum(jnp.maximum(jnp.floor(tile * step + offset), 0.0), top)
 
-    return x.each(level, per_step, shift)
+def _constant(x: float) -> str:
+    """A float32 number in assembly."""
+    return f"0f{int(np.float32(x).view(np.uint32)):08X}"
 
 
-def pack_tiles(codes: Grouped, parts: list[list[Piece]]) -> list:
-    """(first word, words) of each run of words that the codes fill."""
-    codes = [tile.astype(jnp.int32) for tile in codes.tiles]
-    found, shift = [], 0
-    for part in parts:
-        runs: dict[int, object] = {}
-        for tile, piece in zip(codes, part, strict=True):
-            bits = (tile >> shift) & ((1 << piece.bits) - 1)
-            place = piece.shift + piece.place
-            if piece.wrap is not None:  # several planes side by side
-                column = lax.broadcasted_iota(jnp.int32, tile.shape, 1)
-                place = place + piece.bits * (column // piece.words)
-            runs[piece.word] = runs.get(piece.word, 0) + (bits << place)
-        for word, words in runs.items():
-            planes = words.reshape(words.shape[0], -1, part[0].words)
-            whole = words if part[0].wrap is None else planes.sum(1)
-            found.append((word, whole.astype(jnp.uint16)))
-        shift += part[0].bits
-    return found
+def to_integers(codes):
+    """Whole numbers below 2^22 as integers, of which only the last 22 bits count."""
+    return lax.bitcast_convert_type(codes + _WHOLE, jnp.int32)

@@ -56,15 +56,15 @@ class _Dense:
 
 @dataclass(frozen=True)
 class FloatCodec(_Dense):
-    """Whole floats of 16 or 32 bits."""
+    """Whole floats: bfloat16, float16 or float32."""
 
-    words: type
+    floats: type
 
     def encode(self, x):
-        return Packed(to_words(x, self.words))
+        return Packed(to_words(x, self.floats))
 
     def decode(self, tokens, real):
-        return jnp.where(real[..., None, None], from_words(tokens.codes), 0.0)
+        return jnp.where(real[..., None, None], from_words(tokens.codes, self.floats), 0.0)
 
 
 @dataclass(frozen=True)
@@ -91,9 +91,11 @@ class AffineCodec:
         if self.clip is not None:
             x = affine.clip_to_quantile(x, self.clip)
         encode = affine.encode_fitted if self.step == "fitted" else affine.encode_min_max
-        codes, scale, lo = encode(x, self.bits, self.group or x.shape[-1])
-        codes = codes.astype(jnp.uint8)
-        params = to_words(jnp.concatenate([scale, lo], axis=-1), jnp.uint16)
+        codes, scale, lo = encode(
+            x.reshape(*x.shape[:-1], -1, self.group or x.shape[-1]), self.bits
+        )
+        codes = codes.reshape(x.shape).astype(jnp.uint8)
+        params = to_words(jnp.concatenate([scale, lo], axis=-1), jnp.bfloat16)
         return Packed(pack(codes, self.bits), params, index)
 
     def decode(self, tokens, real):
@@ -118,14 +120,14 @@ class AffineCodec:
 
     def _read(self, tokens: Packed, real):
         assert tokens.params is not None
-        params = jnp.where(real[..., None, None], from_words(tokens.params), 0.0)
+        params = jnp.where(real[..., None, None], from_words(tokens.params, jnp.bfloat16), 0.0)
         scale, lo = jnp.split(params, 2, axis=-1)
         return unpack(tokens.codes, self.bits), scale, lo
 
 
 @dataclass(frozen=True)
 class LloydCodec(_Dense):
-    """A norm for each group and the nearest Lloyd-Max level for each channel.
+    """A norm for each group and the nearest level for each channel (lloyd.py).
 
     Invariants: norms are bfloat16 and >= 0; a code is below 2^width of its channel; a head takes
     the whole words that its widths add up to, ``bits`` for each channel on average.
@@ -141,11 +143,12 @@ class LloydCodec(_Dense):
             packed = pack(codes, self.bits)
         else:
             packed = pack_stream(codes, allocation.width, packed_words(x.shape[-1], self.bits))
-        return Packed(packed, to_words(norms, jnp.uint16))
+        stream = self.allocation is not None
+        return Packed(packed, to_words(norms, jnp.bfloat16), stream=stream)
 
     def decode(self, tokens, real):
         assert tokens.params is not None
-        norms = jnp.where(real[..., None, None], from_words(tokens.params), 0.0)
+        norms = jnp.where(real[..., None, None], from_words(tokens.params, jnp.bfloat16), 0.0)
         K, words = tokens.codes.shape[-2:]
         allocation = self.of_heads(K, words * WORD // self.bits)
         if self.allocation is None:

@@ -9,6 +9,7 @@ work is the same for all layers: make it once a step.
 """
 
 import functools
+import math
 from dataclasses import dataclass
 
 import jax
@@ -26,7 +27,7 @@ from jkvq.pallas_kernels.work import Shares, share_start, share_work
 
 _LOG2E = float(np.log2(np.e))
 _NOTHING = -1e30  # the greatest score before there is one
-_MERGE_TILE, _MERGE_CHANNELS = 64, 32
+_MERGE_TILE = 2048  # numbers of partial results that are merged at once
 
 
 @dataclass(frozen=True)
@@ -100,13 +101,14 @@ def decode(
     anything.
     """
     B, N, H = q.shape
-    K = keys.codes.shape[2]
+    K = keys.kv_heads
     shares = len(plan.shares.first)
     program = _Program(
         key=numbers_of(key_codec),
         value=numbers_of(value_codec),
         group=N // K,
         shares=shares,
+        page=keys.page,
         scale=scale * _LOG2E,
         exact_query=q.dtype == jnp.bfloat16,
         interpret=interpret,
@@ -145,6 +147,7 @@ class _Program:
     value: Codec
     group: int  # query heads per KV head
     shares: int
+    page: int
     scale: float  # of scores to base 2
     exact_query: bool  # whether it is in bfloat16
     interpret: bool
@@ -168,7 +171,7 @@ class _Program:
 
     def _attend(self, inputs: dict, head, share, b):
         """The softmax's sum, lse and output tiles of what a share has of a sequence."""
-        H, p = inputs["q"].shape[2], inputs["key"]["codes"].shape[3]
+        H, p = inputs["q"].shape[2], self.page
         layer, plan = inputs["layer"][0], inputs["plan"]
         keys, values = (
             make_tiles(
@@ -183,9 +186,9 @@ class _Program:
         last = jnp.minimum(stop, before[b + 1]) - before[b]
         row = jnp.minimum(lax.broadcasted_iota(jnp.int32, (ROWS, 1), 0), self.group - 1)
 
-        def load_query(channel: int, width: int):
-            column = channel + lax.broadcasted_iota(jnp.int32, (1, width), 1)
-            return inputs["q"][b, head * self.group + row, column].astype(jnp.float32)
+        def load_query(channel):
+            q = inputs["q"][b, head * self.group + row, channel[None]]
+            return q.astype(jnp.float32)
 
         query = keys.query(load_query, self.scale)
 
@@ -215,10 +218,12 @@ def merge_partials(
 ) -> tuple[Float[Array, "B N H"], Float[Array, "B N"]]:
     """(out, lse) in float32 of all parts together; a query that sees no token gets (0, -inf)."""
     B, H = len(parts[0].shares.count), parts[0].out.shape[1]
-    width = min(H, _MERGE_CHANNELS)
+    each = max(len(part.shares.first) for part in parts) / B + 1  # partial results, on average
+    rows = min(64, max(8, pl.next_power_of_2(math.ceil(each))))
+    width = min(H, _MERGE_TILE // rows)
     inputs = [(part.shares.partial, part.shares.count, part.out, part.lse) for part in parts]
     return pl.pallas_call(
-        functools.partial(_merge_kernel, width=width),
+        functools.partial(_merge_kernel, rows=rows, width=width),
         grid=(B, query_heads, H // width),
         in_specs=[jax.tree.map(lambda _: pl.no_block_spec, inputs)],
         out_specs=[
@@ -235,7 +240,7 @@ def merge_partials(
     )(inputs)
 
 
-def _merge_kernel(parts, merged_ref, merged_lse_ref, *, width: int):
+def _merge_kernel(parts, merged_ref, merged_lse_ref, *, rows: int, width: int):
     b, n, c = (pl.program_id(axis) for axis in range(3))
     N = pl.num_programs(1)
     column = c * width + lax.broadcasted_iota(jnp.int32, (1, width), 1)
@@ -245,7 +250,7 @@ def _merge_kernel(parts, merged_ref, merged_lse_ref, *, width: int):
 
         def tile(i, carry, first=first, count=count, out_ref=out_ref, lse_ref=lse_ref):
             top, norm, acc = carry
-            index = i * _MERGE_TILE + jnp.arange(_MERGE_TILE, dtype=jnp.int32)
+            index = i * rows + jnp.arange(rows, dtype=jnp.int32)
             row = (first + jnp.minimum(index, count - 1)) * N + n
             lse = jnp.where(index < count, lse_ref[row], -jnp.inf)
             new_top = jnp.maximum(top, lse.max())
@@ -253,7 +258,7 @@ def _merge_kernel(parts, merged_ref, merged_lse_ref, *, width: int):
             acc = acc * decay + (out_ref[row[:, None], column] * weight[:, None]).sum(0)
             return new_top, norm * decay + weight.sum(), acc
 
-        carry = lax.fori_loop(0, pl.cdiv(count, _MERGE_TILE), tile, carry)
+        carry = lax.fori_loop(0, pl.cdiv(count, rows), tile, carry)
     top, norm, acc = carry
     merged_ref[...] = acc / jnp.where(norm > 0, norm, 1.0)
     merged_lse_ref[...] = jnp.log(norm) + top / _LOG2E

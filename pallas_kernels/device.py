@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 import jax
+import jax.numpy as jnp
 
 from jkvq.pallas_kernels import decode, write
 from jkvq.pallas_kernels.codecs import Codec, FloatCodec
@@ -22,7 +23,7 @@ Implementation = Literal["reference", "pallas", "interpret"]
 _TUNED = Path(__file__).parent / "tuned"
 _DEFAULTS = {
     # programs per multiprocessor, warps, stages
-    "decode": {"float": [4, 4, 2], "packed": [8, 1, 2]},
+    "decode": {"float": [4, 4, 2], "windows": [4, 4, 2], "packed": [8, 1, 2]},
     # tokens, blocks, warps: of thousands of tokens, and of a few
     "write": {"many": [64, 4, 4], "few": [16, 1, 4]},
 }
@@ -49,7 +50,9 @@ def _settings() -> dict:
 
 def decode_config(codec: Codec) -> decode.Config:
     """How ``decode`` runs on this device."""
-    kind = "float" if isinstance(codec, FloatCodec) else "packed"
+    kind = "packed"
+    if isinstance(codec, FloatCodec):
+        kind = "windows" if codec.floats == jnp.float16 else "float"
     per_core, warps, stages = _settings()["decode"][kind]
     cores = getattr(jax.devices()[0], "core_count", None) or 1
     return decode.Config(per_core * cores, warps, stages)

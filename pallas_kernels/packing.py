@@ -31,14 +31,19 @@ def packed_words(channels: int, bits: int) -> int:
 
 def pack(codes: UInt8[Array, "*rows H"], bits: int) -> UInt16[Array, "*rows words"]:
     """Codes below 2^bits, packed."""
+    return jnp.concatenate(pack_parts(codes.astype(jnp.int32), bits), axis=-1)
+
+
+def pack_parts(codes: Int[Array, "*rows H"], bits: int) -> list[UInt16[Array, "*rows words"]]:
+    """The words of each part of the codes, of which only the last ``bits`` bits count."""
     words, shift = [], 0
     for width in part_widths(bits):
-        part = (codes.astype(jnp.int32) >> shift) & (2**width - 1)
+        part = (codes >> shift) & (2**width - 1)
         planes = part.reshape(*codes.shape[:-1], WORD // width, -1)
         place = width * lax.broadcasted_iota(jnp.int32, planes.shape, planes.ndim - 2)
         words.append((planes << place).sum(-2).astype(jnp.uint16))
         shift += width
-    return jnp.concatenate(words, axis=-1)
+    return words
 
 
 def unpack(packed: UInt16[Array, "*rows words"], bits: int) -> UInt8[Array, "*rows H"]:

@@ -51,7 +51,7 @@ def paged_attention(
     Slots at and past ``length``, and pages the block table does not name, may hold anything.
     """
     B, T, N, H = q.shape
-    K, p = keys.codes.shape[2:4]
+    K, p = keys.kv_heads, keys.page
     G = N // K
     round_pages = max(1, min(_BLOCK // p, block_table.shape[1]))
     block_table = jnp.pad(block_table, ((0, 0), (0, -block_table.shape[1] % round_pages)))
@@ -90,7 +90,8 @@ def load_pages(pages: Packed, layer: int, ids: Int[Array, "B n"]) -> Packed:
         return tile.reshape(tile.shape[0], -1, *tile.shape[3:])
 
     return Packed(
-        gather(pages.codes, 3),
+        gather(pages.codes, 4 if pages.stream else 3),
         None if pages.params is None else gather(pages.params, 4),
         None if pages.index is None else gather(pages.index, 2),
+        pages.stream,
     )

@@ -70,7 +70,7 @@ def prefix_attention(
 ) -> tuple[Float[Array, "B T N H"], Float[Array, "B T N"]]:
     """(out, lse) in float32 over the first ``length[b]`` stored tokens of sequence b."""
     B, T, N, H = q.shape
-    p = keys.codes.shape[3]
+    p = keys.page
     pages = max(1, min(_BLOCK // B // p, block_table.shape[1]))
     block_table = jnp.pad(block_table, ((0, 0), (0, -block_table.shape[1] % pages)))
     narrow = _narrow(fused)

@@ -8,15 +8,24 @@ from dataclasses import dataclass, field
 
 import jax.numpy as jnp
 from jax import lax
+from jax.experimental import pallas as pl
 
-from jkvq.pallas_kernels import lloyd
-from jkvq.pallas_kernels.codecs import AffineCodec, Codec, LloydCodec
+from jkvq.pallas_kernels.codecs import AffineCodec, Codec, FloatCodec, LloydCodec
 from jkvq.pallas_kernels.packed import Packed
-from jkvq.pallas_kernels.packing import WORD, stream_offsets
-from jkvq.pallas_kernels.unpack import Piece, code_tile, dot, level_tile, pieces, weight
+from jkvq.pallas_kernels.packing import WORD
+from jkvq.pallas_kernels.unpack import (
+    Piece,
+    code_tile,
+    dot,
+    level_rows,
+    level_tile,
+    pieces,
+    stream_tile,
+    weight,
+)
 
 ROWS = 16  # of a matrix product, the least a tensor core takes: query heads, filled up
-_STREAM_PIECE = 32  # channels of a stream that are looked up at once
+_STREAM_PIECE = 16  # channels of a stream that are read at once
 
 
 @dataclass(frozen=True)
@@ -33,15 +42,17 @@ class Page:
         if (start, width, wrap) not in self.loaded:
             column = lax.broadcasted_iota(jnp.int32, (1, width), 1)
             column = start + (column if wrap is None else column % wrap)
-            self.loaded[start, width, wrap] = self.gathered(column)
+            shape = (self.tokens, width)
+            token = lax.broadcasted_iota(jnp.int32, shape, 0)
+            at = (*self.at, token, jnp.broadcast_to(column, shape))
+            self.loaded[start, width, wrap] = self.refs["codes"][at]
         return self.loaded[start, width, wrap]
 
-    def gathered(self, column):
-        """The words at columns [1, H] of every token."""
-        shape = (self.tokens, column.shape[1])
-        token = lax.broadcasted_iota(jnp.int32, shape, 0)
-        at = (*self.at, token, jnp.broadcast_to(column, shape))
-        return self.refs["codes"][at]
+    def rows(self, word):
+        """The words [n, p] with these numbers [n, 1] of a stream, of every token."""
+        shape = (word.shape[0], self.tokens)
+        token = lax.broadcasted_iota(jnp.int32, shape, 1)
+        return self.refs["codes"][(*self.at, jnp.broadcast_to(word, shape), token)]
 
     def param(self, i):
         """A number [p] of every token."""
@@ -54,22 +65,23 @@ class Page:
 
 
 class FloatTiles:
-    """Whole bfloat16 numbers, of pages or windows."""
+    """Whole 16-bit floats, of pages or windows."""
 
-    def __init__(self, channels: int, *, exact_query: bool):
-        self.channels, self.exact_query = channels, exact_query
+    def __init__(self, codec: FloatCodec, channels: int, *, exact_query: bool):
+        self.floats, self.channels = codec.floats, channels
+        self.one_is_enough = exact_query or codec.floats == jnp.float16
 
     def query(self, load, scale):
-        """The query in one bfloat16 number, or as the sum of two where one is not enough."""
-        q = load(0, self.channels)
-        high = q.astype(jnp.bfloat16)
-        if self.exact_query:
+        """The query in one number of 16 bits, or as the sum of two where one is not enough."""
+        q = load(_span(0, self.channels))
+        high = q.astype(self.floats)
+        if self.one_is_enough:
             return scale, (high,)
-        return scale, (high, (q - high.astype(jnp.float32)).astype(jnp.bfloat16))
+        return scale, (high, (q - high.astype(jnp.float32)).astype(self.floats))
 
     def scores(self, query, page: Page):
         scale, parts = query
-        tile = lax.bitcast_convert_type(page.words(0, self.channels), jnp.bfloat16)
+        tile = lax.bitcast_convert_type(page.words(0, self.channels), self.floats)
         return scale * sum(dot(part, tile, (1, 1)) for part in parts)
 
     def zero(self):
@@ -77,8 +89,8 @@ class FloatTiles:
 
     def add(self, total, weights, decay, page: Page, real):
         words = jnp.where(real[:, None], page.words(0, self.channels), jnp.uint16(0))
-        tile = lax.bitcast_convert_type(words, jnp.bfloat16)
-        return total * decay[:, None] + dot(weights.astype(jnp.bfloat16), tile, (1, 0))
+        tile = lax.bitcast_convert_type(words, self.floats)
+        return total * decay[:, None] + dot(weights.astype(self.floats), tile, (1, 0))
 
     def finish(self, total):
         return [(0, total)]
@@ -103,7 +115,7 @@ class AffineTiles:
         return self.centroids[row, self.head, column]
 
     def query(self, load, scale):
-        plain = [load(piece.start, piece.width) * scale for piece in self.parts[0]]
+        plain = [load(_span(piece.start, piece.width)) * scale for piece in self.parts[0]]
         sums = [0.0] * self.groups
         for piece, q in zip(self.parts[0], plain, strict=True):
             sums[piece.group] += q.sum(1)
@@ -178,7 +190,7 @@ class AffineTiles:
 
 
 class LevelTiles:
-    """norm / sqrt(d) * level[code], the same width everywhere: the levels come from registers."""
+    """norm / sqrt(d) * level[code], the same width everywhere."""
 
     def __init__(self, codec: LloydCodec, channels: int, *, interpret: bool):
         self.channels, self.bits, self.interpret = channels, codec.bits, interpret
@@ -193,7 +205,7 @@ class LevelTiles:
 
     def query(self, load, scale):
         pieces = self.parts[0]
-        return [(load(p.start, p.width) * scale).astype(jnp.float16) for p in pieces]
+        return [(load(_span(p.start, p.width)) * scale).astype(jnp.float16) for p in pieces]
 
     def scores(self, query, page: Page):
         total = sum(dot(q, self._tile(page, i), (1, 1)) for i, q in enumerate(query))
@@ -212,43 +224,48 @@ class LevelTiles:
 
 
 class StreamTiles:
-    """norm / sqrt(d) * level[code] for each group of channels of equal width, in a stream."""
+    """norm / sqrt(d) * level[code] for each group of channels of equal width, in a stream.
 
-    def __init__(self, channels: int, head, refs: dict):
-        self.head, self.refs = head, refs
-        self.starts = range(0, channels, _STREAM_PIECE)
+    A group is read some channels at a time; what is read past its end meets a query of zeros.
+    """
 
-    def _columns(self, name: str, start: int):
-        """What a table says of the channels of a piece, [1, width]."""
-        column = start + lax.broadcasted_iota(jnp.int32, (1, _STREAM_PIECE), 1)
-        return self.refs[name][self.head, column]
-
-    def _tile(self, page: Page, start: int):
-        width, offset = (self._columns(name, start) for name in ("width", "offset"))
-        word = offset // WORD
-        # The last code ends with the stream: past it there is nothing to read.
-        after = jnp.minimum(word + 1, self.refs["codes"].shape[-1] - 1)
-        low, high = (page.gathered(column).astype(jnp.int32) for column in (word, after))
-        codes = ((low | (high << WORD)) >> (offset % WORD)) & (jnp.left_shift(1, width) - 1)
-        return self.refs["levels"][width * 256 + codes]
+    def __init__(self, channels: int, head, refs: dict, *, interpret: bool):
+        self.channels, self.head, self.refs, self.interpret = channels, head, refs, interpret
 
     def query(self, load, scale):
-        groups = range(self.refs["unit"].shape[1])
-        found = []
-        for start in self.starts:
-            q, group = load(start, _STREAM_PIECE) * scale, self._columns("group", start)
-            found.append([jnp.where(group == n, q, 0.0).astype(jnp.float16) for n in groups])
-        return found
+        return load, scale
 
     def scores(self, query, page: Page):
-        groups = range(self.refs["unit"].shape[1])
-        products = [0.0 for _ in groups]
-        for start, qs in zip(self.starts, query, strict=True):
-            tile = self._tile(page, start)
-            for n in groups:
-                products[n] += dot(qs[n], tile, (1, 1))
-        scales = [page.param(n) * self.refs["unit"][self.head, n] for n in groups]
-        return sum(x * scale[None] for x, scale in zip(products, scales, strict=True))
+        load, scale = query
+        nothing = jnp.zeros((ROWS, page.tokens), jnp.float32)
+
+        def group(n, total):
+            first, count, width, bit = (self.refs["spans"][self.head, n, i] for i in range(4))
+            levels = [self.refs["levels"][width, i] for i in range(self.refs["levels"].shape[1])]
+
+            def some(i, products):
+                channel = first + i * _STREAM_PIECE + jnp.arange(_STREAM_PIECE, dtype=jnp.int32)
+                q = load(jnp.minimum(channel, self.channels - 1))
+                q = jnp.where((channel < first + count)[None], q * scale, 0.0).astype(jnp.float16)
+                return products + dot(
+                    q, self._tile(page, bit, channel - first, width, levels), (1, 0)
+                )
+
+            products = lax.fori_loop(0, pl.cdiv(count, _STREAM_PIECE), some, nothing)
+            unit = lax.rsqrt(jnp.maximum(count, 1).astype(jnp.float32))
+            return total + products * (page.param(n) * unit)[None]
+
+        return lax.fori_loop(0, self.refs["spans"].shape[1], group, nothing)
+
+    def _tile(self, page: Page, bit, channel, width, levels: list):
+        start = (bit + channel * width)[:, None]
+        word, last = start >> 4, self.refs["codes"].shape[-2] - 1  # a word has 2^4 bits
+        low, high = (page.rows(jnp.minimum(x, last)) for x in (word, word + 1))
+        return stream_tile(low, high, start & (WORD - 1), levels, width, interpret=self.interpret)
+
+
+def _span(start: int, width: int):
+    return start + jnp.arange(width, dtype=jnp.int32)
 
 
 def _scaled_zero(widths: list[int]):
@@ -273,11 +290,8 @@ def codec_operands(pages: Packed, codec: Codec) -> dict:
         operands["centroids"] = codec.centroids.astype(jnp.float16)
     if isinstance(codec, LloydCodec) and codec.allocation is not None:
         operands |= {
-            "width": codec.allocation.width,
-            "offset": stream_offsets(codec.allocation.width),
-            "group": codec.allocation.group,
-            "unit": lax.rsqrt(codec.allocation.size.astype(jnp.float32)),
-            "levels": lloyd.level_table().reshape(-1).astype(jnp.float16),
+            "spans": codec.allocation.spans,
+            "levels": level_rows(),
         }
     return {name: value for name, value in operands.items() if value is not None}
 
@@ -294,7 +308,7 @@ def make_tiles(codec: Codec, refs: dict, channels: int, head, *, exact_query, in
     if isinstance(codec, AffineCodec):
         return AffineTiles(codec, channels, head, refs.get("centroids"), interpret=interpret)
     if isinstance(codec, LloydCodec):
-        if "width" in refs:
-            return StreamTiles(channels, head, refs)
+        if "spans" in refs:
+            return StreamTiles(channels, head, refs, interpret=interpret)
         return LevelTiles(codec, channels, interpret=interpret)
-    return FloatTiles(channels, exact_query=exact_query)
+    return FloatTiles(codec, channels, exact_query=exact_query)

@@ -72,27 +72,21 @@ def code_tile(words, piece: Piece, *, interpret: bool):
     if interpret:
         bits = ((words >> piece.shift) & mask) | _MAGIC
         return lax.bitcast_convert_type(bits.astype(jnp.uint16), jnp.float16) - jnp.float16(1024)
-    args, operand, constraints = [words], "$2", "=r,r,r"
+    args, operand = [words], "$2"
     if isinstance(mask, int):
-        operand, constraints = hex(mask * 0x10001), "=r,r"
+        operand = hex(mask * 0x10001)
     else:
         args.append(jnp.broadcast_to(mask, words.shape))
     # Two words a register: ((words >> shift) & mask | magic) - 1024
-    asm = f"""{{
-        .reg .b32 t, m;
+    return _by_two(
+        f"""
         shr.b32 t, $1, {piece.shift};
         lop3.b32 t, t, {operand}, {hex(_MAGIC * 0x10001)}, 0xEA;
-        mov.b32 m, {hex((_MAGIC | 0x8000) * 0x10001)};
-        add.f16x2 $0, t, m;
-    }}"""
-    (tile,) = plt.elementwise_inline_asm(
-        asm,
-        args=args,
-        constraints=constraints,
-        pack=2,
-        result_shape_dtypes=[jax.ShapeDtypeStruct(words.shape, jnp.float16)],
+        mov.b32 k, {_pair(-1024)};
+        add.f16x2 $0, t, k;
+        """,
+        args,
     )
-    return tile
 
 
 def _place(piece: Piece):
@@ -120,95 +114,109 @@ def weight(piece: Piece):
 
 
 def level_tile(words: list, parts: list[Piece], *, interpret: bool):
-    """The Lloyd-Max levels of a piece in float16, from the words of each part of its codes."""
+    """The levels (lloyd.py) of a piece in float16, from the words of each part of its codes."""
     bits = sum(part.bits for part in parts)
-    levels = np.asarray(lloyd.gaussian_levels(bits), np.float16).view(np.uint16)
-    if interpret:
-        codes, shift = jnp.int32(0), 0
-        for tile, part in zip(words, parts, strict=True):
-            low = (tile.astype(jnp.int32) >> (part.shift + _place(part))) & ((1 << part.bits) - 1)
-            codes, shift = codes | (low << shift), shift + part.bits
-        found = jnp.zeros(codes.shape, jnp.uint16)
-        for code, level in enumerate(levels.tolist()):
-            found = jnp.where(codes == code, jnp.uint16(level), found)
-        return lax.bitcast_convert_type(found, jnp.float16)
-    return _looked_up(words, parts, levels)
-
-
-def _looked_up(words: list, parts: list[Piece], levels: np.ndarray):
-    """``level_tile`` by byte permutations, which look four codes up at once in eight bytes.
-
-    Levels are odd: code c has the sign of its top bit and one of 2^(bits - 1) magnitudes.
-    """
-    half = len(levels) // 2
-    magnitudes = np.resize(levels[half:], 8)  # of the positive ones, ascending
-    table = [
-        hex(int.from_bytes(byte[i : i + 4].astype(np.uint8).tobytes(), "little"))
-        for byte in (magnitudes & 0xFF, magnitudes >> 8)
-        for i in (0, 4)
+    tiles = [
+        code_tile(tile, part, interpret=interpret) for tile, part in zip(words, parts, strict=True)
     ]
+    # u = (2c + 1) / 2^bits - 1
+    steps = [part.worth / weight(part) * 2.0 ** (1 - bits) for part in parts]
+    coefficients = lloyd.level_coefficients(bits)
+    return _polynomial(tiles, steps, 2.0**-bits - 1, coefficients, interpret=interpret)
+
+
+def stream_tile(low, high, bit, levels: list, width, *, interpret: bool):
+    """Levels in float16, [channels, p], of codes that begin at a bit of a word and may go on in the
+    next one: ``bit`` is [channels, 1], ``width`` the same for all; ``levels`` as in level_rows.
+    """
+    step, base, *coefficients = levels
+    mask = jnp.left_shift(jnp.int32(1), width) - 1
+    first = mask & jnp.right_shift(
+        jnp.int32(0xFFFF), bit
+    )  # of a code's bits, those in its first word
+    if interpret:
+        low, high = (words.astype(jnp.int32) for words in (low, high))
+        codes = ((low >> bit) & first) | ((high << (WORD - bit)) & (mask - first))
+        tile = codes.astype(jnp.float16)
+    else:
+        rows = [
+            jnp.broadcast_to(x, low.shape).astype(jnp.uint16) for x in (bit, first, mask - first)
+        ]
+        # Two words a register: what a shift brings over from the other one is masked.
+        tile = _by_two(
+            f"""
+            and.b32 s, $3, 0xFFFF;
+            shr.b32 t, $1, s;
+            sub.u32 s, 16, s;
+            shl.b32 u, $2, s;
+            lop3.b32 t, t, $4, {hex(_MAGIC * 0x10001)}, 0xEA;
+            lop3.b32 t, u, $5, t, 0xEA;
+            mov.b32 k, {_pair(-1024)};
+            add.f16x2 $0, t, k;
+            """,
+            [low, high, *rows],
+        )
+    return _polynomial([tile], [step], base, coefficients, interpret=interpret)
+
+
+def level_rows() -> jax.Array:
+    """For every width from 0 to 8 what its levels are made of: step, base and coefficients."""
+    rows = [[0.0] * (2 + lloyd.TERMS)]
+    for bits in range(1, lloyd.MAX_BITS + 1):
+        found = lloyd.level_coefficients(bits)
+        rows.append(
+            [2.0 ** (1 - bits), 2.0**-bits - 1, *found, *[0.0] * (lloyd.TERMS - len(found))]
+        )
+    return jnp.asarray(rows, jnp.float16)
+
+
+def _polynomial(tiles: list, steps: list, base, coefficients, *, interpret: bool):
+    """u (c0 + c1 u^2 + c2 u^4 + ...) in float16 for u = base + the sum of tiles * steps."""
+    if interpret:
+        base, *coefficients = (jnp.asarray(x, jnp.float16) for x in (base, *coefficients))
+        u = base
+        for tile, step in zip(tiles, steps, strict=True):
+            u = u + tile * jnp.asarray(step, jnp.float16)
+        total = coefficients[-1]
+        for coefficient in coefficients[-2::-1]:
+            total = total * (u * u) + coefficient
+        return u * total
     args, lines = [], []
 
-    def operand(tile) -> int:
-        args.append(tile)
-        return 2 * len(args)  # the first of its two registers
+    def load(register: str, x):
+        if isinstance(x, float):
+            lines.append(f"mov.b32 {register}, {_pair(x)};")
+        else:
+            args.append(jnp.broadcast_to(x, tiles[0].shape).astype(jnp.float16))
+            lines.append(f"mov.b32 {register}, ${len(args)};")
 
-    sources = []
-    for tile, part in zip(words, parts, strict=True):
-        place = None
-        if part.wrap is not None:  # it differs by column, but not within a register
-            columns = jnp.broadcast_to(_place(part) + part.shift, tile.shape)
-            place = operand(columns.astype(jnp.uint16))
-        sources.append((operand(tile), place, part))
-    for j in range(2):
-        lines.append(f"mov.b32 c{j}, 0;")
-        shift = 0
-        for register, place, part in sources:
-            amount = part.shift + part.place
-            if place is not None:
-                lines.append(f"and.b32 u, ${place + j}, 0xFFFF;")
-                amount = "u"
-            lines += [
-                f"shr.b32 t, ${register + j}, {amount};",
-                f"and.b32 t, t, {hex(((1 << part.bits) - 1) * 0x10001)};",
-                f"shl.b32 t, t, {shift};",
-                f"or.b32 c{j}, c{j}, t;",
-            ]
-            shift += part.bits
-        lines += [
-            # n is half where the level is negative; such codes are mirrored, c ^ (half - 1)
-            f"not.b32 t, c{j};",
-            f"and.b32 n{j}, t, {hex(half * 0x10001)};",
-            f"shr.b32 t, n{j}, {half.bit_length() - 1};",
-            f"sub.u32 t, n{j}, t;",
-            f"xor.b32 c{j}, c{j}, t;",
-            f"and.b32 c{j}, c{j}, {hex((half - 1) * 0x10001)};",
-            f"shl.b32 n{j}, n{j}, {16 - half.bit_length()};",  # to the sign
-            f"shr.b32 t, c{j}, 12;",  # both codes into one byte
-            f"or.b32 c{j}, c{j}, t;",
-            f"and.b32 c{j}, c{j}, 0xFF;",
-        ]
-    lines += [
-        "shl.b32 t, c1, 8;",
-        "or.b32 c0, c0, t;",
-        f"mov.b32 t, {table[0]};",
-        f"mov.b32 u, {table[1]};",
-        "prmt.b32 t, t, u, c0;",  # four low bytes
-        f"mov.b32 u, {table[2]};",
-        f"mov.b32 c1, {table[3]};",
-        "prmt.b32 u, u, c1, c0;",  # four high bytes
-        "prmt.b32 c0, t, u, 0x5140;",
-        "prmt.b32 c1, t, u, 0x7362;",
-        "xor.b32 $0, c0, n0;",
-        "xor.b32 $1, c1, n1;",
-    ]
-    asm = "{ .reg .b32 t, u, c0, c1, n0, n1; " + " ".join(lines) + " }"
+    load("u", base)
+    for tile, step in zip(tiles, steps, strict=True):
+        load("t", tile)
+        load("k", step)
+        lines.append("fma.rn.f16x2 u, t, k, u;")
+    lines.append("mul.f16x2 s, u, u;")
+    load("t", coefficients[-1])
+    for coefficient in coefficients[-2::-1]:
+        load("k", coefficient)
+        lines.append("fma.rn.f16x2 t, t, s, k;")
+    lines.append("mul.f16x2 $0, t, u;")
+    return _by_two(" ".join(lines), args)
+
+
+def _pair(x: float) -> str:
+    """A number in float16, twice in one register."""
+    return hex(int(np.float16(x).view(np.uint16)) * 0x10001)
+
+
+def _by_two(asm: str, args: list):
+    """A float16 tile by instructions on two 16-bit elements at once, with registers k, s, t, u."""
     (tile,) = plt.elementwise_inline_asm(
-        asm,
+        f"{{ .reg .b32 k, s, t, u; {asm} }}",
         args=args,
-        constraints=",".join(["=r", "=r"] + ["r"] * (2 * len(args))),
-        pack=4,
-        result_shape_dtypes=[jax.ShapeDtypeStruct(words[0].shape, jnp.float16)],
+        constraints=",".join(["=r"] + ["r"] * len(args)),
+        pack=2,
+        result_shape_dtypes=[jax.ShapeDtypeStruct(args[0].shape, jnp.float16)],
     )
     return tile
 

@@ -8,21 +8,23 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, UInt
 
-_FLOATS = {jnp.dtype(jnp.uint16): jnp.bfloat16, jnp.dtype(jnp.uint32): jnp.float32}
+GREATEST = float(jnp.finfo(jnp.float16).max)
 
 
-def to_words(x: Float[Array, "*shape"], words) -> UInt[Array, "*shape"]:
-    """``x`` rounded to bfloat16 for words of uint16, to float32 for uint32."""
+def to_words(x: Float[Array, "*shape"], floats) -> UInt[Array, "*shape"]:
+    """The words of ``x`` rounded to bfloat16, float16 (the greatest one at most) or float32."""
     x = x.astype(jnp.float32)
-    if jnp.dtype(words) == jnp.uint16:
-        x = as_bfloat16(x).astype(jnp.bfloat16)
-    return jax.lax.bitcast_convert_type(x, words)
+    if floats == jnp.bfloat16:
+        x = as_bfloat16(x)
+    elif floats == jnp.float16:
+        x = jax.lax.reduce_precision(jnp.clip(x, -GREATEST, GREATEST), 5, 10)
+    words = {2: jnp.uint16, 4: jnp.uint32}[jnp.dtype(floats).itemsize]
+    return jax.lax.bitcast_convert_type(x.astype(floats), words)
 
 
-def from_words(words: UInt[Array, "*shape"]) -> Float[Array, "*shape"]:
+def from_words(words: UInt[Array, "*shape"], floats) -> Float[Array, "*shape"]:
     """The floats, as float32."""
-    floats = jax.lax.bitcast_convert_type(words, _FLOATS[words.dtype])
-    return floats.astype(jnp.float32)
+    return jax.lax.bitcast_convert_type(words, floats).astype(jnp.float32)
 
 
 def as_bfloat16(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:

@@ -17,18 +17,14 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 from jaxtyping import Array, Bool, Float, Int, UInt16
 
-from jkvq.pallas_kernels.affine_tiles import (
-    Grouped,
-    clip_tiles,
-    encode_fitted,
-    encode_min_max,
-    pack_tiles,
-)
+from jkvq.pallas_kernels import affine
+from jkvq.pallas_kernels.affine_tiles import clip_tile, nearest_levels, to_integers
 from jkvq.pallas_kernels.codecs import AffineCodec, Codec, FloatCodec
 from jkvq.pallas_kernels.packed import Packed
-from jkvq.pallas_kernels.packing import WORD
-from jkvq.pallas_kernels.unpack import Piece, dot, pieces
-from jkvq.pallas_kernels.words import as_bfloat16
+from jkvq.pallas_kernels.packing import pack_parts
+from jkvq.pallas_kernels.tiles import numbers_of
+from jkvq.pallas_kernels.unpack import dot
+from jkvq.pallas_kernels.words import GREATEST, as_bfloat16
 
 
 @jax.tree_util.register_dataclass
@@ -45,12 +41,17 @@ def scatter(
 ) -> Packed:
     """The pages with packed token (b, t) in page ``page[b, t]``, slot ``slot[b, t]``."""
     codes, params, index = pages.codes, pages.params, pages.index
-    codes = codes.at[layer, page, :, slot].set(new.codes, mode="promise_in_bounds")
+    at = (
+        (layer, page, slice(None), slice(None), slot)
+        if pages.stream
+        else (layer, page, slice(None), slot)
+    )
+    codes = codes.at[at].set(new.codes, mode="promise_in_bounds")
     if params is not None:
         params = params.at[layer, page, :, :, slot].set(new.params, mode="promise_in_bounds")
     if index is not None:
         index = index.at[layer, page, slot].set(new.index, mode="promise_in_bounds")
-    return Packed(codes, params, index)
+    return Packed(codes, params, index, pages.stream)
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ class Config:
 
 @dataclass(frozen=True)
 class Held:
-    """Tokens that lie in pages of whole bfloat16 numbers already: token (b, t) in page, slot."""
+    """Tokens that lie in pages of float16 numbers already: token (b, t) in page, slot."""
 
     pages: UInt16[Array, "L P K p H"]
     page: Int[Array, "B T"]
@@ -90,7 +91,7 @@ def writable(codec: Codec) -> bool:
     """Whether ``write`` takes a codec."""
     if isinstance(codec, AffineCodec):
         return codec.centroids is None
-    return isinstance(codec, FloatCodec) and codec.words == jnp.uint16
+    return isinstance(codec, FloatCodec) and codec.floats != jnp.float32
 
 
 def write(
@@ -113,7 +114,7 @@ def write(
     for side in sides:
         if not writable(side.codec):
             raise ValueError(f"write takes affine and bfloat16 codecs, not {side.codec}")
-    K = key.pages.codes.shape[2]
+    K = key.pages.kv_heads
     tokens = page.size
     shared = {
         "layer": jnp.asarray(layer, jnp.int32).reshape(1),
@@ -131,7 +132,11 @@ def write(
         shapes.append(jax.ShapeDtypeStruct(shared["queries"].shape, jnp.float32))
     written = pl.pallas_call(
         functools.partial(
-            _kernel, tree=tree, codecs=[_numbers(side.codec) for side in sides], config=config
+            _kernel,
+            tree=tree,
+            codecs=[numbers_of(side.codec) for side in sides],
+            config=config,
+            interpret=interpret,
         ),
         grid=(pl.cdiv(tokens, config.tokens * config.blocks), K, 2 if queries is None else 3),
         in_specs=[pl.no_block_spec] * len(flat)
@@ -149,13 +154,6 @@ def write(
 
 def _arrays(pages: Packed) -> dict:
     return {"codes": pages.codes} | ({} if pages.params is None else {"params": pages.params})
-
-
-def _numbers(codec: Codec) -> AffineCodec | None:
-    """What the kernel is compiled for; None writes whole floats."""
-    if isinstance(codec, AffineCodec):
-        return AffineCodec(codec.bits, codec.group, codec.step)
-    return None
 
 
 def _operands(side: Side) -> dict:
@@ -176,7 +174,7 @@ def _operands(side: Side) -> dict:
     return operands
 
 
-def _kernel(*refs, tree, codecs, config: Config):
+def _kernel(*refs, tree, codecs, config: Config, interpret: bool):
     count = tree.num_leaves
     shared, operands = refs[count : count + 2]
     outputs = refs[count + 2 :]  # the pages again, the same memory, and the turned queries
@@ -200,7 +198,11 @@ def _kernel(*refs, tree, codecs, config: Config):
         # A program does one side: twice as many work at once.
         @pl.when(mine == side)
         def _(side=side):
-            each_block(_side_writer(pages[side], shared, operands[side], codecs[side], head))
+            each_block(
+                _side_writer(
+                    pages[side], shared, operands[side], codecs[side], head, interpret=interpret
+                )
+            )
 
     if "queries" in shared:
 
@@ -224,31 +226,30 @@ def _query_turner(q_ref, operands: dict, out_ref, head, group: int):
     return turn
 
 
-def _side_writer(pages: dict, shared: dict, operands: dict, codec: AffineCodec | None, head):
+def _side_writer(pages: dict, shared: dict, operands: dict, codec: Codec, head, *, interpret: bool):
     """Writes the tokens of a block to one side."""
-    words = pages["codes"].shape[-1]
-    if codec is None:
-        parts = [[Piece(0, words, 0, 0, words, 0, 0, WORD, 1)]]
-    else:
-        H = words * WORD // codec.bits
-        parts = pieces(codec.bits, H, codec.group or H)
-    load = _loader(operands, head, parts[0])
+    load = _loader(operands, head)
     layer = shared["layer"][0]
 
     def write_block(token):
-        page, slot = shared["page"][token], shared["slot"][token]
-        tiles = Grouped(load(layer, token), parts[0])
-        if codec is None:
-            _store(pages["codes"], (layer, page, head, slot), 0, _bfloat16_words(tiles.tiles[0]))
+        x, slot = load(layer, token), (shared["page"][token], shared["slot"][token])
+        if isinstance(codec, FloatCodec):
+            _store(pages["codes"], layer, head, slot, 0, _words(x, codec.floats))
             return
+        assert isinstance(codec, AffineCodec)
         if "clip" in operands:
-            tiles = clip_tiles(tiles, operands["clip"][0], H)
-        encode = encode_fitted if codec.step == "fitted" else encode_min_max
-        codes, scale, lo = encode(tiles, codec.bits, codec.group or H)
-        for first, packed in pack_tiles(codes, parts):
-            _store(pages["codes"], (layer, page, head, slot), first, packed)
-        for i, numbers in enumerate((*scale, *lo)):
-            pages["params"][layer, page, head, i, slot] = _bfloat16_words(numbers[:, 0])
+            x = clip_tile(x, operands["clip"][0])
+        encode = affine.encode_fitted if codec.step == "fitted" else affine.encode_min_max
+        shape, group = x.shape, codec.group or x.shape[1]
+        if group < shape[1]:
+            x = x.reshape(shape[0], -1, group)
+        codes, *numbers = encode(x, codec.bits, None if interpret else nearest_levels)
+        first = 0
+        for words in pack_parts(to_integers(codes).reshape(shape), codec.bits):
+            _store(pages["codes"], layer, head, slot, first, words)
+            first += words.shape[1]
+        for side, number in enumerate(numbers):
+            _store_numbers(pages["params"], layer, head, slot, side, _words(number, jnp.bfloat16))
 
     def write_real(token):
         @pl.when(shared["real"][token].max() > 0)
@@ -258,44 +259,52 @@ def _side_writer(pages: dict, shared: dict, operands: dict, codec: AffineCodec |
     return write_real if "real" in shared else write_block
 
 
-def _loader(operands: dict, head, pieces: list[Piece]):
-    """Loads the tokens of a block, turned, in float32: a tile for each piece."""
+def _loader(operands: dict, head):
+    """Loads the tokens of a block, turned, in float32, [tokens, H]."""
     held = "held" in operands
     source = operands["held" if held else "x"]
     H = source.shape[-1]
+    R = None
+    if "rotation" in operands:
+        R = operands["rotation"][head % operands["rotation"].shape[0]]
 
-    def channels(layer, token, start: int, width: int):
-        channel = start + jnp.arange(width, dtype=jnp.int32)[None]
+    def load(layer, token):
+        channel = jnp.arange(H, dtype=jnp.int32)[None]
         if held:
             at = operands["page"][token][:, None], head, operands["slot"][token][:, None]
-            x = lax.bitcast_convert_type(source[(layer, *at, channel)], jnp.bfloat16)
+            x = lax.bitcast_convert_type(source[(layer, *at, channel)], jnp.float16)
         else:
             x = source[token[:, None], head, channel]
         x = x.astype(jnp.float32)
-        return x - operands["mean"][head, channel] if "mean" in operands else x
+        if "mean" in operands:
+            x = x - operands["mean"][head, channel]
+        return x if R is None else dot(x.astype(jnp.float16), R, (1, 0))
 
-    if "rotation" not in operands:
-        return lambda layer, token: [
-            channels(layer, token, piece.start, piece.width) for piece in pieces
-        ]
-    rotation = operands["rotation"]
-    columns = [
-        rotation[head % rotation.shape[0], :, pl.ds(piece.start, piece.width)] for piece in pieces
-    ]
-
-    def turned(layer, token):
-        x = channels(layer, token, 0, H).astype(jnp.float16)
-        return [dot(x, R, (1, 0)) for R in columns]
-
-    return turned
+    return load
 
 
-def _store(codes_ref, at: tuple, first: int, words):
-    layer, page, head, slot = at
+def _store(ref, layer, head, slot: tuple, first: int, words):
+    """Words [tokens, n] of the tokens in (page, slot)."""
+    page, slot = (x[:, None] for x in slot)
     column = first + jnp.arange(words.shape[1], dtype=jnp.int32)[None]
-    codes_ref[layer, page[:, None], head, slot[:, None], column] = words
+    ref[layer, page, head, slot, column] = words
 
 
-def _bfloat16_words(x):
+def _store_numbers(ref, layer, head, slot: tuple, side: int, words):
+    """The numbers of each group, [tokens, n] or, of one group, [tokens]: scales first, then los."""
+    page, slot = slot
+    if words.ndim == 1:
+        ref[layer, page, head, side, slot] = words
+        return
+    n = words.shape[1]
+    column = side * n + jnp.arange(n, dtype=jnp.int32)[None]
+    ref[layer, page[:, None], head, column, slot[:, None]] = words
+
+
+def _words(x, floats):
+    """The words of 16-bit floats."""
+    if floats == jnp.float16:
+        x = jnp.minimum(jnp.maximum(x, -GREATEST), GREATEST)
+        return lax.bitcast_convert_type(x.astype(floats), jnp.uint16)
     bits = lax.bitcast_convert_type(as_bfloat16(x), jnp.uint32) >> 16
     return bits.astype(jnp.uint16)

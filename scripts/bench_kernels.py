@@ -3,11 +3,13 @@
     python -m scripts.bench_kernels --out docs/benchmarks/h200.json
     python -m scripts.bench_kernels --only decode --workloads W1,W2 --caches bf16,int4
 
-Every time is the least of several repeats of a chain of calls, divided by its length. What all
-layers of a step share, the plan of the work, is made outside.
+Every time is the least of several repeats of a chain of calls, divided by its length; a chain is
+long enough that what it takes to start it does not count. What all layers of a step share, the plan
+of the work, is made outside.
 """
 
 import argparse
+import functools
 import json
 import platform
 import time
@@ -43,45 +45,51 @@ WORKLOADS = {
 }
 CACHES = "bf16,int8,int4,int3,int2,saw-int4,oscar-int2,jkvq-int2,tq-k3v3,blockgtq-k3v3"
 WRITES = "bf16,int4,saw-int4,oscar-int2,jkvq-int2"
-EXACT = FloatCodec(jnp.uint16)
+EXACT = FloatCodec(jnp.float16)
 
 
-def timed(chain, *args, calls: int, repeats: int = 5) -> float:
-    """Microseconds of one of ``calls`` calls in a chain."""
-    jax.block_until_ready(chain(*args))
+CALLS = 10  # that are compiled, one after the other
+
+
+def timed(call, state, *args, rounds: int = 10) -> float:
+    """Microseconds of ``state = call(state, *args)``, in a chain of ``rounds`` times CALLS."""
+
+    @functools.partial(jax.jit, donate_argnums=0)
+    def chain(state, *args):
+        def some(_, state):
+            for _ in range(CALLS):
+                state = call(state, *args)
+            return state
+
+        return jax.lax.fori_loop(0, rounds, some, state)
+
+    state = jax.block_until_ready(chain(state, *args))
     best = float("inf")
-    for _ in range(repeats):
+    for _ in range(5):
         start = time.perf_counter()
-        jax.block_until_ready(chain(*args))
+        state = jax.block_until_ready(chain(state, *args))
         best = min(best, time.perf_counter() - start)
-    return best / calls * 1e6
+    return best / (rounds * CALLS) * 1e6
 
 
 def stream_bandwidth() -> float:
     """Bytes a second that reading 4 GiB and adding them up reaches."""
     data = jax.random.bits(jax.random.key(0), (1 << 30,), jnp.uint32)
 
-    @jax.jit
-    def read(data):
-        total = jnp.uint32(0)
-        for _ in range(4):
-            total = total + jnp.sum(data ^ total, dtype=jnp.uint32)
-        return total
+    def read(total, data):
+        return total + jnp.sum(data ^ total, dtype=jnp.uint32)
 
-    return data.nbytes / timed(read, data, calls=4) * 1e6
+    return data.nbytes / timed(read, jnp.uint32(0), data, rounds=1) * 1e6
 
 
 def copy_bandwidth() -> float:
     """Bytes a second, read and written, of a copy of 2 GiB."""
     data = jax.random.bits(jax.random.key(0), (1 << 29,), jnp.uint32)
 
-    @jax.jit
     def copy(data):
-        for _ in range(4):
-            data = jax.lax.optimization_barrier(data + jnp.uint32(1))
-        return data
+        return jax.lax.optimization_barrier(data + jnp.uint32(1))
 
-    return 2 * data.nbytes / timed(copy, data, calls=4) * 1e6
+    return 2 * data.nbytes / timed(copy, data, rounds=1) * 1e6
 
 
 def made_up(shape: CacheShape, bits: int) -> Calibration:
@@ -111,7 +119,7 @@ def random_pages(pages: Packed, key) -> Packed:
         return Packed(jax.jit(lambda: floats(pages.codes, 1))())
     codes = jax.jit(lambda: jax.random.bits(key, pages.codes.shape, jnp.uint16))()
     positive = jax.jit(lambda: floats(pages.params, 0.1) & jnp.uint16(0x7FFF))()
-    return Packed(codes, positive)
+    return Packed(codes, positive, stream=pages.stream)
 
 
 class Sequences:
@@ -141,7 +149,7 @@ class Sequences:
 
     @property
     def nbytes(self) -> int:
-        spec, K = self.spec, self.keys.codes.shape[2]
+        spec, K = self.spec, self.keys.kv_heads
         arrays = jax.tree.leaves((self.keys, self.values))
         exact = spec.sink + spec.recent
         per_page = sum(x.nbytes // x.shape[1] for x in arrays)
@@ -150,7 +158,10 @@ class Sequences:
 
 
 def time_decode(
-    spec: CacheSpec, workload: str, config: decoding.Config | None = None
+    spec: CacheSpec,
+    workload: str,
+    config: decoding.Config | None = None,
+    window_config: decoding.Config | None = None,
 ) -> tuple[float, int]:
     """Microseconds of decode and merge, and the bytes they read."""
     B, S, K, G = WORKLOADS[workload]
@@ -163,7 +174,7 @@ def time_decode(
     data = Sequences(spec, B, S, K, lengths)
     exact = spec.sink + spec.recent
     config = config or decode_config(data.codecs[0])
-    window_config = decode_config(EXACT)
+    window_config = window_config or decode_config(EXACT)
     packed = jnp.asarray(data.lengths - exact, jnp.int32)
     plan = plan_decode(packed, page=spec.page, kv_heads=K, config=config)
     window_plan, table = None, data.table
@@ -180,23 +191,19 @@ def time_decode(
     q = jax.random.normal(jax.random.key(3), (B, K * G, H), jnp.bfloat16)
     if data.basis.key.rotation is not None:
         q = q.astype(jnp.float32)  # as the write kernel turns it
-    calls = 10
 
-    @jax.jit
-    def chain(q, keys, values, block_table, plan, windows, window_plan):
-        for _ in range(calls):
-            args = keys, values, *data.codecs, 0, block_table, plan
-            parts = [decode(q, *args, scale=H**-0.5, config=config)]
-            if windows is not None:
-                exact = EXACT, EXACT, 0, table, window_plan
-                args = windows[0], windows[1], *exact
-                parts.append(decode(q, *args, scale=H**-0.5, config=window_config))
-            out, _ = merge_partials(parts, q.shape[1])
-            q = q + (out * 1e-30).astype(q.dtype)
-        return q
+    def attend(q, keys, values, block_table, plan, windows, window_plan):
+        args = keys, values, *data.codecs, 0, block_table, plan
+        parts = [decode(q, *args, scale=H**-0.5, config=config)]
+        if windows is not None:
+            exact = EXACT, EXACT, 0, table, window_plan
+            args = windows[0], windows[1], *exact
+            parts.append(decode(q, *args, scale=H**-0.5, config=window_config))
+        out, _ = merge_partials(parts, q.shape[1])
+        return q + (out * 1e-30).astype(q.dtype)
 
     args = q, data.keys, data.values, data.table, plan, data.windows, window_plan
-    return timed(chain, *args, calls=calls), data.nbytes
+    return timed(attend, *args), data.nbytes
 
 
 def time_write(
@@ -213,29 +220,20 @@ def time_write(
     at = np.arange(tokens)
     page = order[at // spec.page] if tokens >= 1024 else order[at]
     page, slot = (jnp.asarray(x[None], jnp.int32) for x in (page, at % spec.page))
-    calls, config = 20, config or write_config(tokens)
+    config = config or write_config(tokens)
 
-    def chain(key, value):
-        for _ in range(calls):
-            key, value, _ = write(
-                Side(key, k, basis.key.codec(0), basis.key.of_layer(0)),
-                Side(value, v, basis.value.codec(0), basis.value.of_layer(0)),
-                *(0, page, slot),
-                queries=q if queries else None,
-                config=config,
-            )
+    def store(state, basis, k, v, q, page, slot):
+        key, value, _ = write(
+            Side(state[0], k, basis.key.codec(0), basis.key.of_layer(0)),
+            Side(state[1], v, basis.value.codec(0), basis.value.of_layer(0)),
+            *(0, page, slot),
+            queries=q if queries else None,
+            config=config,
+        )
         return key, value
 
-    run = jax.jit(chain, donate_argnums=(0, 1))
     state = tuple(random_pages(x, jax.random.key(3)) for x in (stack.key, stack.value))
-    state, best = run(*state), float("inf")
-    for _ in range(7):
-        jax.block_until_ready(state)
-        start = time.perf_counter()
-        state = run(*state)
-        jax.block_until_ready(state)
-        best = min(best, time.perf_counter() - start)
-    return best / calls * 1e6
+    return timed(store, state, basis, k, v, q, page, slot, rounds=20)
 
 
 def time_prefill(cache: str | None) -> tuple[float, int]:
@@ -256,17 +254,12 @@ def time_prefill(cache: str | None) -> tuple[float, int]:
         pages = keys, values, *data.codecs, 0, table, jnp.full(1, S, jnp.int32)
         return prefix_attention(q, *pages, scale=H**-0.5, fused="cudnn")[0].astype(q.dtype)
 
-    calls = 3
-
-    @jax.jit
-    def chain(q, *args):
-        for _ in range(calls):
-            q = q + attend(q, *args) * jnp.bfloat16(1e-30)
-        return q
+    def again(q, *args):
+        return q + attend(q, *args) * jnp.bfloat16(1e-30)
 
     memory = jax.jit(attend).lower(q, *args).compile().memory_analysis()
     assert memory is not None
-    return timed(chain, q, *args, calls=calls), memory.temp_size_in_bytes
+    return timed(again, q, *args, rounds=1), memory.temp_size_in_bytes
 
 
 def time_torch(workload: str) -> float | None:

@@ -18,6 +18,7 @@ from scripts.bench_kernels import time_decode, time_write
 # programs per multiprocessor, warps, stages
 DECODE = {
     "float": (("bf16",), list(itertools.product((3, 4, 6), (2, 4), (2, 3)))),
+    "windows": (("oscar-int2",), list(itertools.product((2, 4, 8), (2, 4), (1, 2)))),
     "packed": (("int4", "int2"), list(itertools.product((6, 8, 12), (1, 2), (2, 3)))),
 }
 WORKLOADS = ("W1", "W2")
@@ -59,13 +60,14 @@ def main() -> None:
         parser.error("there is no GPU here")
     cores = jax.devices()[0].core_count
 
-    def decoding(caches):
+    def decoding(kind, caches):
         def measure(setting):
             per_core, warps, stages = setting
             config = decode.Config(per_core * cores, warps, stages)
+            chosen = {"window_config" if kind == "windows" else "config": config}
             return geometric_mean(
                 [
-                    time_decode(parse_spec(cache), workload, config)[0]
+                    time_decode(parse_spec(cache), workload, **chosen)[0]
                     for cache in caches
                     for workload in WORKLOADS
                 ]
@@ -83,7 +85,7 @@ def main() -> None:
 
     found = {
         "decode": {
-            kind: best(settings, decoding(caches), f"decode {kind}")
+            kind: best(settings, decoding(kind, caches), f"decode {kind}")
             for kind, (caches, settings) in DECODE.items()
         },
         "write": {

@@ -44,6 +44,12 @@ class Setting:
             for name, heads in sizes.items()
         }
 
+    def in_bfloat16(self) -> "Setting":
+        """The same with numbers that every 16-bit float holds as they are."""
+        for name, x in self.qkv.items():
+            self.qkv[name] = reference.bf16(x).astype(np.float32)
+        return self
+
     def cache(self) -> KVCache:
         columns = max(1, *(pages_for(length, self.spec) for length in self.lengths))
         rows = len(self.lengths)
@@ -81,7 +87,7 @@ class Setting:
         q, k, v = (jnp.asarray(x[row : row + 1, :length]) for x in self.qkv.values())
         q = np.asarray(key.turn(q, LAYER))[0]
         exact = [np.asarray(x) for x in (key.enter(k, LAYER), v)]
-        held = [reference.bf16(x) for x in exact] if spec.windowed else exact
+        held = [x.astype(np.float16).astype(np.float64) for x in exact] if spec.windowed else exact
         coded = [
             np.asarray(_round_trip(side.codec(LAYER), x))
             for side, x in zip((key, value), held, strict=True)
@@ -181,7 +187,9 @@ def test_groups_of_query_heads_and_wide_heads(groups, head_dim):
 
 
 def test_a_sequence_shorter_than_the_windows_is_exactly_the_16_bit_result():
-    windowed, plain = Setting("int2,sink=8,recent=24", [32]), Setting("bf16", [32])
+    windowed, plain = (
+        Setting(cache, [32]).in_bfloat16() for cache in ("int2,sink=8,recent=24", "bf16")
+    )
     for chunks in ([32], [20, 12]):
         out, cache = windowed.run(chunks, "exact")
         np.testing.assert_array_equal(cache.stacks[0].key.codes[LAYER, 1:], 0xFFFF)  # untouched
@@ -202,9 +210,8 @@ def test_a_nan_in_one_sequence_never_reaches_another(cache):
 @pytest.mark.parametrize("cache", ["int4,exact_layers=0", "blockgtq-k3v3", "int4,sink=4,recent=10"])
 def test_the_kernels_give_what_the_reference_gives(cache):
     """Interpreted: exact layers beside coded ones, a codec that ``write`` has not, windows."""
-    setting = Setting(cache, [30, 19])
-    for name, x in setting.qkv.items():  # a token sees itself in the window, in 16 bits
-        setting.qkv[name] = reference.bf16(x).astype(np.float32)
+    # A token sees itself in the window, in 16 bits.
+    setting = Setting(cache, [30, 19]).in_bfloat16()
     for chunks, own in (([1] * 30, "stored"), ([13, 17], "exact")):
         expected, out = (
             setting.run(chunks, own, implementation)[0]

@@ -1,5 +1,3 @@
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -117,14 +115,13 @@ def test_several_rounds_equal_jax_dot_product_attention():
     np.testing.assert_allclose(out, expected, atol=3e-6)
 
 
-def test_scatter_leaves_every_other_slot_alone():
+@pytest.mark.parametrize("stream", [False, True])
+def test_scatter_leaves_every_other_slot_alone(stream):
     shape = {"codes": (2, 3, 2, PAGE, 4), "params": (2, 3, 2, 3, PAGE), "index": (2, 3, PAGE)}
-    sizes = {name: int(np.prod(dims)) for name, dims in shape.items()}
-    before = Packed(
-        **{
-            name: jnp.arange(sizes[name]).reshape(dims).astype(jnp.uint16)
-            for name, dims in shape.items()
-        }
+    if stream:
+        shape["codes"] = (2, 3, 2, 4, PAGE)
+    codes, params, index = (
+        jnp.arange(np.prod(dims)).reshape(dims).astype(jnp.uint16) for dims in shape.values()
     )
     new = Packed(
         codes=jnp.full((1, 2, 2, 4), 60_001, jnp.uint16),
@@ -132,11 +129,15 @@ def test_scatter_leaves_every_other_slot_alone():
         index=jnp.full((1, 2), 60_003, jnp.uint16),
     )
     page, slot = np.array([[2, 1]]), np.array([[7, 0]])
+    before = Packed(codes, params, index, stream)
+    assert (before.page, before.kv_heads) == (PAGE, 2)
     after = scatter(before, new, 1, jnp.asarray(page), jnp.asarray(slot))
     expected = {name: np.array(getattr(before, name)) for name in shape}
     for p, s in zip(page[0], slot[0], strict=True):
-        expected["codes"][1, p, :, s] = 60_001
+        expected["codes"][
+            (1, p, slice(None), slice(None), s) if stream else (1, p, slice(None), s)
+        ] = 60_001
         expected["params"][1, p, :, :, s] = 60_002
         expected["index"][1, p, s] = 60_003
-    for field in dataclasses.fields(after):
-        np.testing.assert_array_equal(getattr(after, field.name), expected[field.name])
+    for name, wanted in expected.items():
+        np.testing.assert_array_equal(getattr(after, name), wanted)

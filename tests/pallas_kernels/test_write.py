@@ -58,23 +58,24 @@ class Tokens:
         ]
 
     def assert_stored(self, found, expected):
-        """The same numbers, but for a code here and there that rounds the other way at a tie."""
+        """No token 5% farther off than the codec has it, 1% of values elsewhere, no other slot."""
         bases = self.basis.key, self.basis.value
         real = jnp.ones(self.page.shape, bool)
-        for basis, a, b in zip(bases, found, expected, strict=True):
-            for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
-                changed = np.asarray(x != 7).sum() - np.asarray(y != 7).sum()
+        for basis, tokens, a, b in zip(bases, (self.k, self.v), found, expected, strict=True):
+            for new, wanted in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+                changed = np.asarray(new != 7).sum() - np.asarray(wanted != 7).sum()
                 assert abs(changed) <= 4  # no other slot is touched; a word may happen to be 7
-                np.testing.assert_array_equal(x[0], y[0])  # the layer below
-            turned = basis.rotation is not None
+                np.testing.assert_array_equal(new[0], wanted[0])  # the layer below
+            x, codec = np.asarray(basis.enter(tokens, LAYER)), basis.codec(LAYER)
             decoded = [
-                np.asarray(basis.codec(LAYER).decode(_row(p, self.page, self.slot), real))
-                for p in (a, b)
+                np.asarray(codec.decode(_row(p, self.page, self.slot), real)) for p in (a, b)
             ]
-            largest = np.abs(decoded[1]).max(-1, keepdims=True)
-            far = np.abs(decoded[0] - decoded[1]) > 2**-6 * largest  # beyond rounding to bfloat16
-            # The kernel turns float16 numbers: some 2^-11 of a value, steps being some 2^-4.
-            assert far.mean() <= (0.01 if turned else 0.001)
+            # lo may round to the next bfloat16 number: 2^-7 of the largest value at most.
+            close = 2**-6 * np.abs(decoded[1]).max(-1, keepdims=True)
+            far = (np.abs(decoded[0] - decoded[1]) > close).mean()
+            error, wanted_error = (np.linalg.norm(y - x, axis=-1) for y in decoded)
+            worse = (error / (wanted_error + 1e-3 * np.linalg.norm(x, axis=-1))).max()
+            assert worse <= 1.05 and far < 0.01, (worse, far)
 
 
 def _row(pages: Packed, page, slot) -> Packed:
@@ -132,7 +133,7 @@ def test_tokens_move_from_pages_of_floats():
     sides = []
     for side, x in zip(tokens.sides(), (tokens.k, tokens.v), strict=True):
         floats = Packed(jnp.full((2, 5, 2, PAGE, 64), 0xFFFF, jnp.uint16))
-        floats = scatter(floats, FloatCodec(jnp.uint16).encode(x), LAYER, *at)
+        floats = scatter(floats, FloatCodec(jnp.float16).encode(x), LAYER, *at)
         sides.append(dataclasses.replace(side, tokens=Held(floats.codes, *at)))
     how = LAYER, tokens.page, tokens.slot
     found = write(sides[0], sides[1], *how, config=Config(16, 2, 2), interpret=True)[:2]
