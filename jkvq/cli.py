@@ -268,7 +268,7 @@ def inspect(
     context = config.context if context is None else context
     size = footprint(config, spec, dtype=compute, context=context, batch=batch, memory=room)
     if as_json:
-        described = {"model": model, "cache": cache, "context": context, "batch": batch}
+        described = {"model": model, "cache_name": cache, "context": context, "batch": batch}
         architecture = dataclasses.asdict(config)
         stored = {"architecture": architecture, "memory": room, **dataclasses.asdict(size)}
         print_json(described | stored)

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import re
 import sys
 import warnings
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 import jkvq
 from jkvq.calibration.artefact import default_folder, load_artefact
+from jkvq.cli import main
 from jkvq.llm import with_cache
 from jkvq.load import default_cache
 from jkvq.models.converted_folder import write_converted
@@ -170,3 +172,22 @@ def test_with_cache_and_load_agree(model, kept):
     options = {"max_new_tokens": 5, "temperature": 1.0, "seed": 3}
     expected = jkvq.generate(with_cache(plain, "jkvq-int4"), "Hi", **options)
     assert jkvq.generate(quietly(model), "Hi", **options).tokens == expected.tokens
+
+
+def test_the_command_line_prints_the_sentence(model, monkeypatch, capsys):
+    def run(*options: str) -> list[str]:
+        arguments = ["jkvq", "generate", "Hi", "--model", str(model), "-n", "2", *options]
+        monkeypatch.setattr(sys, "argv", arguments)
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert ended.value.code == 0
+        return capsys.readouterr().err.splitlines()
+
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "none")  # so that `main` sets none
+    quietly(model)
+    warned, report = run("--cache", "saw-int4")
+    assert re.fullmatch(r"jkvq: saw-int4 breaks this model: KL .*; jkvq-int4 has .*", warned)
+    (report,) = run("--cache", "saw-int4", "--no-check")
+    assert "; saw-int4; seed" in report
+    (report,) = run()
+    assert "; jkvq-int4; seed" in report
