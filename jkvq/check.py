@@ -28,7 +28,7 @@ from jkvq.progress import note
 from jkvq.spec import CacheSpec, spec_text
 
 BROKEN = 0.5  # nats: the perplexity is multiplied by about 1.6
-_TOKENS, _SCORED = 512, 256  # at least so many are read, and scored
+_SCORED, _MOST = 512, 4096  # tokens that are scored, and that are read
 _LETTERS = 20  # of the text for each token: more than any tokenizer makes one of
 
 
@@ -59,20 +59,24 @@ def check_cache(llm: LLM, cached: LLM, calibration: Calibration | None) -> Check
         calibration: what that cache was made with.
 
     Returns:
-        None if there is nothing to check: the cache rounds to 16 bits at most, all tokens of the
-        model's context stay in its windows, or the memory left is too small for a look.
+        None if there is nothing to check: the cache rounds to 16 bits at most, or all tokens of
+        the model's context stay in its windows. None too, with a line that says so, if it takes too
+        many tokens or too much memory to look at packed ones.
     """
     first, tokens = _extent(cached.spec, llm.config.context)
     if not _packs(cached.spec) or tokens - first < 2:
         return None
     place = _place(llm, cached.spec, calibration, tokens)
     kept = _read(place)
-    if kept is not None or not _fits(llm, cached, tokens):
+    if kept is not None:
         return kept
+    name, reason = spec_text(cached.spec), _too_much(llm, cached, tokens)
+    if reason is not None:
+        note(f"{name} was not checked: {reason}")
+        return None
     text = default_text()[-_LETTERS * tokens :].partition("\n\n")[2]  # not what calibration reads
-    ids, name = first_tokens(llm, text, tokens), spec_text(cached.spec)
+    ids, label = first_tokens(llm, text, tokens), f"Checking {name}"
     subjects = {"16 bits": Cached(llm), name: Cached(cached)}
-    label = f"Checking {name}"
     scores = compare(subjects, ids, reference="16 bits", first=first + 1, label=label)
     kl = scores[name].kl
     assert kl is not None
@@ -88,24 +92,22 @@ def _packs(spec: CacheSpec) -> bool:
 def _extent(spec: CacheSpec, context: int) -> tuple[int, int]:
     """The first token that reads a packed one, and how many tokens to read."""
     first = spec.sink + spec.recent + spec.page - 1 if spec.windowed else 0
-    return first, min(context, max(_TOKENS, first + _SCORED))
+    return first, min(context, first + _SCORED)
 
 
-def _fits(llm: LLM, cached: LLM, tokens: int) -> bool:
-    """Whether the memory left holds both caches and the distributions over a chunk of tokens."""
+def _too_much(llm: LLM, cached: LLM, tokens: int) -> str | None:
+    """Why a check would cost too much; None if it does not."""
+    if tokens > _MOST:
+        return f"behind its 16-bit windows that takes {tokens:,} tokens; `jkvq eval ppl` does it"
     free = free_bytes()
     caches = sum(
         stored_bytes(spec, llm.config.cache_shape, pages_for(tokens, spec) + 2, 1)
         for spec in (llm.spec, cached.spec)
     )
     needed = caches + 4 * CHUNK * llm.config.vocab * 4  # logits, two distributions, their product
-    if free is None or needed < free:
-        return True
-    note(
-        f"{spec_text(cached.spec)} was not checked: that takes {format_bytes(needed)}, and "
-        f"{format_bytes(free)} are free"
-    )
-    return False
+    if free is not None and needed > free:
+        return f"that takes {format_bytes(needed)} of memory, and {format_bytes(free)} are free"
+    return None
 
 
 def _place(llm: LLM, spec: CacheSpec, calibration: Calibration | None, tokens: int) -> Path:
