@@ -68,7 +68,7 @@ def test_the_default_is_calibrated_and_checked_once(model, kept, request, capsys
     assert "First use of jkvq-int4 with" in capsys.readouterr().err
     manifest = load_artefact(default_folder(model, "jkvq")).manifest
     assert (manifest.corpus, manifest.tokens) == ("pydoc_data.topics", 2048)
-    assert 0 < checks(kept)["jkvq-int4"] < 0.05
+    assert 0 < checks(kept)["jkvq-int4"] < 0.1
 
     request.getfixturevalue("nothing_runs")
     again = quietly(model)
