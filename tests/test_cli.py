@@ -31,9 +31,10 @@ def _json(*arguments: str) -> dict:
 
 
 def test_generate_writes_text_and_reports_on_stderr(model):
-    done = _jkvq("generate", "-", "--model", model, "--raw", "-n", "5", stdin="Hello")
+    given = ("--model", model, "--raw", "-n", "5", "--no-check")  # tests/test_load.py checks
+    done = _jkvq("generate", "-", *given, stdin="Hello")
     assert done.returncode == 0, done.stderr
-    found = _json("generate", "Hello", "--model", model, "--raw", "-n", "5")
+    found = _json("generate", "Hello", *given)
     assert done.stdout == found["text"] + "\n"
     assert "5 tokens read" in done.stderr
     assert "\x1b[" not in done.stderr  # no colours or bars where no terminal listens
