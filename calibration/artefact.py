@@ -72,6 +72,12 @@ def make_artefact(solution: Solution, manifest: Manifest) -> Artefact:
     return Artefact(calibration, manifest, solution.key, solution.value)
 
 
+def calibration_digest(calibration: Calibration) -> str:
+    """sha256 of a calibration's arrays."""
+    sides = {"key": _present(calibration.key), "value": _present(calibration.value)}
+    return _digest(_without_empty(sides))
+
+
 def default_folder(model: str | Path, method: str) -> Path:
     """Where the calibration of a model by a method is kept, unless the user names a folder."""
     name = str(model).lower()

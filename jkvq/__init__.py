@@ -9,15 +9,17 @@ print(jkvq.generate(llm, "Why is the sky blue?", max_new_tokens=64).text)
 from jkvq.basis import Calibration, SideCalibration
 from jkvq.calibrate import calibrate
 from jkvq.calibration.artefact import Artefact, load_artefact
-from jkvq.errors import UserError
+from jkvq.errors import CacheWarning, UserError
 from jkvq.generate import Generation, Options, Piece, generate, stream
-from jkvq.llm import LLM, load, with_cache
+from jkvq.llm import LLM, with_cache
+from jkvq.load import load
 from jkvq.spec import CacheSpec, SideSpec, parse_spec
 
 __all__ = [
     "LLM",
     "Artefact",
     "CacheSpec",
+    "CacheWarning",
     "Calibration",
     "Generation",
     "Options",

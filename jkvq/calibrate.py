@@ -7,6 +7,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from jkvq.basis import Calibration, methods_for
 from jkvq.calibration.artefact import (
     Artefact,
     Manifest,
@@ -23,10 +24,13 @@ from jkvq.calibration.prose import default_text
 from jkvq.errors import UserError, nearest
 from jkvq.evaluate import first_tokens, read_text
 from jkvq.generate import generate
-from jkvq.llm import LLM, load, require_unfolded
-from jkvq.spec import parse_spec
+from jkvq.llm import LLM, load_plain, missing_calibration, require_unfolded
+from jkvq.progress import note
+from jkvq.spec import CacheSpec, parse_spec, spec_text
 
 DEFAULT_TOKENS = 8192
+DEFAULT_CORPUS = "pydoc_data.topics"
+FIRST_USE_TOKENS = 2048  # seconds instead of a minute; docs/calibration.md has what it costs
 _SELF_SEQUENCES = 8  # texts that the model writes, as one batch
 
 
@@ -63,7 +67,7 @@ def calibrate(
     chosen = _options(options)
     if text is not None and self_written:
         raise UserError("a text and --self exclude each other: give one of them")
-    corpus = _read(text)
+    corpus = None if self_written else _read(text)
     name = model.name if isinstance(model, LLM) else str(model)
     label = method_label(method, chosen)
     folder = default_folder(name, label) if out is None else Path(out).expanduser()
@@ -72,10 +76,40 @@ def calibrate(
             "other than default options make a calibration of their own: name its folder with out"
         )
     require_place(folder, replace=out is None)
-    llm = model if isinstance(model, LLM) else load(model, dtype=dtype)
+    llm = model if isinstance(model, LLM) else load_plain(model, dtype=dtype)
+    artefact = _made(llm, method, chosen, corpus, tokens)
+    save_artefact(artefact, folder, replace=out is None)
+    return artefact
+
+
+def calibrates_on_first_use(spec: CacheSpec) -> bool:
+    """Whether what a cache needs is quickly made; centroids take minutes."""
+    return not methods_for(spec)[0].startswith("kmeans")
+
+
+def calibrate_on_first_use(llm: LLM, spec: CacheSpec) -> Calibration:
+    """Calibrates a model for a cache on the default text, and keeps the artefact if it can."""
+    if not calibrates_on_first_use(spec):
+        raise missing_calibration(llm.name, spec)
+    method = methods_for(spec)[0]
+    folder = default_folder(llm.name, method)
+    note(
+        f"First use of {spec_text(spec)} with {llm.name}: calibrating on {FIRST_USE_TOKENS:,} "
+        f"tokens of {DEFAULT_CORPUS}, kept in {folder}"
+    )
+    artefact = _made(llm, method, Options(), _read(None), FIRST_USE_TOKENS)
+    try:
+        save_artefact(artefact, folder, replace=True)
+    except UserError as error:
+        note(f"The calibration is for this run only: {error}")
+    return artefact.calibration
+
+
+def _made(llm: LLM, method: str, chosen: Options, corpus: Corpus | None, tokens: int) -> Artefact:
+    """The artefact of a text, or of one that the model writes."""
     require_unfolded(llm)
     check_method(method, chosen, llm.config.head_dim, tokens)
-    if self_written:
+    if corpus is None:
         corpus, ids = _self_written(llm, tokens)
     else:
         ids = first_tokens(llm, corpus.text, tokens)
@@ -89,9 +123,8 @@ def calibrate(
             llm.config, llm.params, ids, parse_spec(chosen.clip_for), solution.calibration, chosen
         )
         solution = dataclasses.replace(solution, calibration=clipped)
-    artefact = make_artefact(solution, _manifest(llm, label, chosen, corpus, tokens))
-    save_artefact(artefact, folder, replace=out is None)
-    return artefact
+    label = method_label(method, chosen)
+    return make_artefact(solution, _manifest(llm, label, chosen, corpus, tokens))
 
 
 def _options(options: dict[str, Any]) -> Options:
@@ -106,7 +139,7 @@ def _read(text: str | Path | Corpus | None) -> Corpus:
     if isinstance(text, Corpus):
         return text
     if text is None:
-        return Corpus("pydoc_data.topics", default_text())
+        return Corpus(DEFAULT_CORPUS, default_text())
     path = Path(text).expanduser()
     return Corpus(path.name, read_text(path))
 

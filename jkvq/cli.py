@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import sys
+import warnings
 from pathlib import Path
 from typing import Annotated
 
@@ -22,23 +23,24 @@ from jkvq.calibration.rotations import FACTORS
 from jkvq.cli_eval import evaluation
 from jkvq.cli_shared import (
     AsJson,
-    Cache,
     CalibrationFolder,
+    ChosenCache,
     Dtype,
     Model,
     print_json,
     print_table,
 )
 from jkvq.convert import convert as convert_checkpoint
-from jkvq.errors import UserError
+from jkvq.errors import CacheWarning, UserError
 from jkvq.footprint import bits_per_element, footprint
 from jkvq.generate import Piece, stream
-from jkvq.llm import DEFAULT_CACHE, DEFAULT_MODEL, compute_dtype, load
+from jkvq.llm import DEFAULT_MODEL, compute_dtype
+from jkvq.load import default_cache, load
 from jkvq.memory import format_bytes, free_bytes, parse_bytes
 from jkvq.models.catalog import cache_folder
 from jkvq.models.checkpoint import open_checkpoint
-from jkvq.progress import spinner, stderr
-from jkvq.spec import PRESETS, parse_spec
+from jkvq.progress import note, spinner, stderr
+from jkvq.spec import PRESETS, parse_spec, spec_text
 
 app = typer.Typer(
     help="Language models in JAX with a paged KV cache.",
@@ -53,8 +55,15 @@ app.add_typer(evaluation, name="eval")
 def generate(
     prompt: Annotated[str, typer.Argument(help="The prompt; - reads it from stdin.")],
     model: Model = DEFAULT_MODEL,
-    cache: Cache = DEFAULT_CACHE,
+    cache: ChosenCache = None,
     calibration: CalibrationFolder = None,
+    check: Annotated[
+        bool,
+        typer.Option(
+            "--check/--no-check",
+            help="On a cache's first use with a model, measure whether it breaks the model.",
+        ),
+    ] = True,
     chat: Annotated[
         bool | None,
         typer.Option(
@@ -85,7 +94,12 @@ def generate(
     if not text:
         raise UserError("the prompt is empty: give at least one word")
     llm = load(
-        model, cache=cache, calibration=calibration, dtype=dtype, implementation=implementation
+        model,
+        cache=cache,
+        calibration=calibration,
+        dtype=dtype,
+        implementation=implementation,
+        check=check,
     )
     pieces = stream(
         llm,
@@ -108,7 +122,7 @@ def generate(
         if piece.generation is not None:
             break
         piece = next(pieces)
-    _report(piece, model, cache, as_json)
+    _report(piece, model, cache or spec_text(llm.spec), as_json)
 
 
 def _report(piece: Piece, model: str, cache: str, as_json: bool) -> None:
@@ -120,12 +134,9 @@ def _report(piece: Piece, model: str, cache: str, as_json: bool) -> None:
     print()
     new, timings = len(generation.tokens), generation.timings
     rate = f", {(new - 1) / timings.decode:.1f} tokens/s" if new > 1 else ""
-    stderr().print(
+    note(
         f"{generation.prompt_tokens} tokens read, {new} written{rate}; "
-        f"{timings.compile:.1f} s of compilation; seed {generation.seed}",
-        style="dim",
-        highlight=False,
-        soft_wrap=True,
+        f"{timings.compile:.1f} s of compilation; {cache}; seed {generation.seed}"
     )
 
 
@@ -231,7 +242,7 @@ def inspect(
         Path | None, typer.Option(help="Draw the calibration into this PNG file.")
     ] = None,
     model: Model = DEFAULT_MODEL,
-    cache: Cache = DEFAULT_CACHE,
+    cache: ChosenCache = None,
     context: Annotated[
         int | None, typer.Option(help="Tokens per sequence.", show_default="the model's")
     ] = None,
@@ -249,13 +260,15 @@ def inspect(
         return
     if plot is not None:
         raise UserError("--plot draws a calibration: name its folder")
-    spec, compute = parse_spec(cache), compute_dtype(dtype)
+    named, compute = None if cache is None else parse_spec(cache), compute_dtype(dtype)
     room = free_bytes() if memory is None else parse_bytes(memory)
     config = open_checkpoint(model).config
+    spec = default_cache(config)[0] if named is None else named
+    cache = cache or spec_text(spec)
     context = config.context if context is None else context
     size = footprint(config, spec, dtype=compute, context=context, batch=batch, memory=room)
     if as_json:
-        described = {"model": model, "cache": cache, "context": context, "batch": batch}
+        described = {"model": model, "cache_name": cache, "context": context, "batch": batch}
         architecture = dataclasses.asdict(config)
         stored = {"architecture": architecture, "memory": room, **dataclasses.asdict(size)}
         print_json(described | stored)
@@ -339,8 +352,21 @@ def methods(
     print_table(title, ("name", "bits", "calibrated", "what it stores"), rows)
 
 
+def _show_warning(message, category, filename, lineno, file=None, line=None) -> None:
+    if issubclass(category, CacheWarning):
+        stderr().print(
+            f"jkvq: {message}", style="yellow", soft_wrap=True, highlight=False, markup=False
+        )
+    else:
+        _show_other_warning(message, category, filename, lineno, file, line)
+
+
+_show_other_warning = warnings.showwarning
+
+
 def main() -> None:
     """Runs the command line; a UserError ends in its sentence and exit code 2."""
+    warnings.showwarning = _show_warning
     compiled = str(cache_folder() / "compiled")
     if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
         jax.config.update("jax_compilation_cache_dir", compiled)

@@ -20,14 +20,12 @@ from jkvq.evaluate import (
     subject,
 )
 from jkvq.fidelity import Fidelity, fidelity
-from jkvq.llm import DEFAULT_CACHE, DEFAULT_MODEL, load, with_cache
+from jkvq.llm import DEFAULT_MODEL, PLAIN_CACHE, load_plain, with_cache
 from jkvq.niah import TASKS, Cell, niah, read_haystack
 from jkvq.plots import check_plot, draw_fidelity, draw_grid
 from jkvq.spec import parse_spec, split_names
 
 evaluation = typer.Typer(help="Measure a model through its cache.", no_args_is_help=True)
-
-_REFERENCE = "bf16"  # what the caches are compared with
 
 Text = Annotated[Path, typer.Option(help="A text file; .gz is read as it is.")]
 Caches = Annotated[str, typer.Option("--cache", help="One or more, with commas between.")]
@@ -46,7 +44,7 @@ Tokens = Annotated[int, typer.Option(help="How many, from the text's beginning."
 def eval_ppl(
     text: Text,
     model: Model = DEFAULT_MODEL,
-    cache: Caches = DEFAULT_CACHE,
+    cache: Caches = PLAIN_CACHE,
     tokens: Tokens = 1024,
     context: Annotated[
         int | None,
@@ -66,16 +64,16 @@ def eval_ppl(
     kitty25-int2. The 16-bit cache is always run.
     """
     names, content = split_names(cache), read_text(text)
-    names = names if _REFERENCE in names else [_REFERENCE, *names]
+    names = names if PLAIN_CACHE in names else [PLAIN_CACHE, *names]
     folders = {name: choose_calibration(calibration, name) for name in names}
-    llm = load(model, dtype=dtype)
+    llm = load_plain(model, dtype=dtype)
     chosen = first_tokens(llm, content, tokens)
     subjects = {name: subject(llm, name, folder) for name, folder in folders.items()}
-    results = compare(subjects, chosen, reference=_REFERENCE, context=context, stride=stride)
+    results = compare(subjects, chosen, reference=PLAIN_CACHE, context=context, stride=stride)
     if as_json:
         found = {name: dataclasses.asdict(result) for name, result in results.items()}
         described = {"model": model, "tokens": tokens, "context": context, "stride": stride}
-        print_json({**described, "reference": _REFERENCE, "results": found})
+        print_json({**described, "reference": PLAIN_CACHE, "results": found})
         return
     rows = (
         (name, f"{r.bits_per_element:.3f}", f"{r.ppl:,.3f}", f"{r.nll:.4f}", f"{r.kl:.4f}")
@@ -108,7 +106,7 @@ def eval_fidelity(
     names, content = split_names(cache), read_text(text)
     check_plot(plot)
     folders = {name: choose_calibration(calibration, name) for name in names}
-    llm = load(model, dtype=dtype)
+    llm = load_plain(model, dtype=dtype)
     chosen = first_tokens(llm, content, tokens)
     caches = {name: reconstruction(llm, name, folder) for name, folder in folders.items()}
     found = fidelity(llm, chosen, caches)
@@ -141,7 +139,7 @@ def eval_fidelity(
 def eval_niah(
     haystack: Annotated[Path, typer.Option(help="A text file, or a folder of .txt files.")],
     model: Model = DEFAULT_MODEL,
-    cache: Caches = DEFAULT_CACHE,
+    cache: Caches = PLAIN_CACHE,
     task: Annotated[
         str, typer.Option(help=f"One or more of {', '.join(TASKS)}, with commas between.")
     ] = ",".join(TASKS),
@@ -160,7 +158,7 @@ def eval_niah(
     if baselines := BASELINES.keys() & names:
         parse_spec(min(baselines))  # says that these are for the other commands
     folders = {name: choose_calibration(calibration, name) for name in names}
-    llm = load(model, dtype=dtype)
+    llm = load_plain(model, dtype=dtype)
     llms = {name: with_cache(llm, name, folder) for name, folder in folders.items()}
     found = niah(llms, text, tasks=tasks, lengths=lengths, depths=depths, trials=trials)
     title = f"{model}, {trials} haystack(s) for each length and depth"

@@ -8,16 +8,25 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from jkvq.load import DEFAULT_CACHES
+
 Model = Annotated[
     str, typer.Option("--model", "-m", help="Short name, folder, .gguf file or hub id.")
 ]
-Cache = Annotated[str, typer.Option(help="How the cache is stored; see `jkvq methods`.")]
+ChosenCache = Annotated[
+    str | None,
+    typer.Option(
+        "--cache",
+        help="How the cache is stored; see `jkvq methods`.",
+        show_default=f"{DEFAULT_CACHES[0]}, where the model can have it",
+    ),
+]
 CalibrationFolder = Annotated[
     Path | None,
     typer.Option(
         "--calibration",
         help="A folder that `jkvq calibrate` wrote.",
-        show_default="the one kept for the model",
+        show_default="the one kept for the model, made on first use",
     ),
 ]
 Dtype = Annotated[

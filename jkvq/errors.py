@@ -1,4 +1,4 @@
-"""The one kind of error that is meant for the person who typed the input."""
+"""What is meant for the person who typed the input: one kind of error, one of warning."""
 
 import difflib
 from collections.abc import Iterable
@@ -9,6 +9,13 @@ class UserError(ValueError):
 
     The command line prints the sentence and exits with 2; any other exception is a bug of ours and
     keeps its traceback.
+    """
+
+
+class CacheWarning(UserWarning):
+    """A cache that is not what its user hopes for: one sentence, and what to take instead.
+
+    The command line prints the sentence.
     """
 
 

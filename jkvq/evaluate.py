@@ -26,7 +26,7 @@ from jkvq.progress import count_bar
 from jkvq.reconstruct import Reconstruction, TokenWise, attend_reconstructed
 from jkvq.spec import parse_spec
 
-_CHUNK = 256  # tokens per step
+CHUNK = 256  # tokens per step
 
 
 class Subject(Protocol):
@@ -86,7 +86,7 @@ class Baseline:
 
     def start(self, tokens: int) -> _Held:
         L, K, H = self.llm.config.cache_shape
-        S = -(-tokens // _CHUNK) * _CHUNK
+        S = -(-tokens // CHUNK) * CHUNK
         zeros = jnp.zeros((L, S, K, H))
         return _Held(zeros, jnp.zeros_like(zeros), jnp.int32(0))
 
@@ -154,13 +154,13 @@ class Span(NamedTuple):
     fresh: int
 
 
-def spans(tokens: int, context: int, stride: int) -> Iterator[Span]:
-    """Windows of ``context`` tokens, ``stride`` apart: every token but the first is scored once."""
-    scored = 1
+def spans(tokens: int, context: int, stride: int, first: int = 1) -> Iterator[Span]:
+    """Windows of ``context`` tokens, ``stride`` apart: each token from ``first`` is scored once."""
+    scored = first
     for start in range(0, tokens, stride):
         stop = min(start + context, tokens)
         yield Span(start, stop, scored)
-        scored = stop + 1  # the last input of a window predicts the token after it
+        scored = max(scored, stop + 1)  # a window's last input predicts the token after it
         if scored >= tokens:
             return
 
@@ -177,6 +177,8 @@ def compare(
     reference: str | None = None,
     context: int | None = None,
     stride: int | None = None,
+    first: int = 1,
+    label: str = "Scoring",
 ) -> dict[str, Score]:
     """Scores subjects side by side, each against the one called ``reference``.
 
@@ -187,17 +189,19 @@ def compare(
         context: tokens of a window, in which each token sees those before it; None is all.
         stride: tokens from one window to the next; None is ``context``. A smaller one gives each
             scored token at least ``context - stride`` tokens before it, but for the first window.
+        first: the first token that is scored.
+        label: of the progress bar.
     """
     config = next(iter(subjects.values())).llm.config
     context, stride = _checked_windows(config, len(tokens), context, stride)
     totals = {name: _Total() for name in subjects}
-    windows = list(spans(len(tokens), context, stride))
+    windows = list(spans(len(tokens), context, stride, first))
     work = sum(span.stop - span.start for span in windows) * len(subjects)
-    with count_bar("Scoring", work) as bar:
+    with count_bar(label, work) as bar:
         for span in windows:
             states = {name: subject.start(context) for name, subject in subjects.items()}
-            for start in range(span.start, span.stop, _CHUNK):
-                stop = min(start + _CHUNK, span.stop)
+            for start in range(span.start, span.stop, CHUNK):
+                stop = min(start + CHUNK, span.stop)
                 _score_chunk(
                     subjects, states, totals, tokens, range(start, stop), span.fresh, reference
                 )
@@ -241,16 +245,18 @@ class _Total:
 
 def _score_chunk(subjects, states, totals, tokens, chunk: range, fresh: int, reference) -> None:
     """Runs a chunk through every subject, the reference first, and adds up what is scored in it."""
-    inputs, targets = np.zeros((2, 1, _CHUNK), np.int32)
+    inputs, targets = np.zeros((2, 1, CHUNK), np.int32)
     inputs[0, : len(chunk)] = tokens[chunk.start : chunk.stop]
     following = tokens[chunk.start + 1 : chunk.stop + 1]
     targets[0, : len(following)] = following
-    counted = np.zeros(_CHUNK, bool)
+    counted = np.zeros(CHUNK, bool)
     counted[max(0, fresh - 1 - chunk.start) : len(following)] = True
     expected = None
     for name in sorted(subjects, key=lambda name: name != reference):
         subject, total = subjects[name], totals[name]
         hidden, states[name] = subject.step(states[name], inputs, len(chunk))
+        if not counted.any():
+            continue
         predicted = _log_probabilities(subject.llm.config, subject.llm.params, hidden)
         if name == reference:
             expected = predicted

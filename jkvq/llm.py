@@ -22,7 +22,7 @@ from jkvq.pallas_kernels.device import Implementation
 from jkvq.spec import CacheSpec, parse_spec
 
 DEFAULT_MODEL = "smollm2-135m"
-DEFAULT_CACHE = "bf16"
+PLAIN_CACHE = "bf16"  # folds nothing, and is what other caches are compared with
 _DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 
 
@@ -45,50 +45,34 @@ class LLM:
     implementation: Implementation = "reference"
 
 
-def load(
-    model: str | Path = DEFAULT_MODEL,
-    *,
-    cache: str | CacheSpec = DEFAULT_CACHE,
-    calibration: Calibration | str | Path | None = None,
-    dtype: str | None = None,
-    pool_tokens: int | None = None,
-    implementation: str | None = None,
-) -> LLM:
-    """Loads a model.
+def load_plain(model: str | Path, *, dtype: str | None = None) -> LLM:
+    """Loads a model as it is, with the 16-bit cache: what calibration and evaluation start from."""
+    return read_weights(str(model), open_checkpoint(model), compute_dtype(dtype))
 
-    Args:
-        model: a short name (``smollm2-135m``), a folder, a ``.gguf`` file or a hub id.
-        cache: how keys and values are stored; `jkvq methods` lists the names.
-        calibration: what the cache needs to know of the model, or the folder of an artefact that
-            `jkvq calibrate` wrote; None takes the one it kept for this model.
-        dtype: ``float32`` or ``bfloat16``; by default what the device computes fastest in.
-        pool_tokens: the most tokens that one call may keep in the cache.
-        implementation: ``pallas`` (GPU kernels) or ``reference``; by default the best here.
-    """
-    spec = parse_spec(cache) if isinstance(cache, str) else cache
-    if pool_tokens is not None and pool_tokens < 1:
-        raise UserError(f"pool_tokens={pool_tokens}: at least 1 is needed")
-    compute = compute_dtype(dtype)
-    checkpoint = open_checkpoint(model)
-    calibration = find_calibration(model, spec, calibration)
-    basis = checked_basis(checkpoint.config, spec, calibration)
-    chosen = choose_implementation(implementation, checkpoint.config, spec)
-    _require_memory(checkpoint, compute)
-    tokenizer, params = checkpoint.tokenizer(), checkpoint.params(compute)
-    _require_same_weights(calibration, params)
-    config, params, basis = fold_values(checkpoint.config, params, basis)
-    return LLM(str(model), config, params, tokenizer, spec, basis, pool_tokens, chosen)
+
+def read_weights(name: str, checkpoint: Checkpoint, dtype) -> LLM:
+    """The model of an open checkpoint, with the 16-bit cache."""
+    _require_memory(checkpoint, dtype)
+    config, spec = checkpoint.config, parse_spec(PLAIN_CACHE)
+    basis = checked_basis(config, spec, None)
+    tokenizer, params = checkpoint.tokenizer(), checkpoint.params(dtype)
+    chosen = choose_implementation(None, config, spec)
+    return LLM(name, config, params, tokenizer, spec, basis, implementation=chosen)
 
 
 def with_cache(
-    llm: LLM, cache: str | CacheSpec, calibration: Calibration | str | Path | None = None
+    llm: LLM,
+    cache: str | CacheSpec,
+    calibration: Calibration | str | Path | None = None,
+    *,
+    implementation: str | None = None,
 ) -> LLM:
     """The same model with another cache; ``llm`` must have one that folds nothing, as ``bf16``."""
     spec = parse_spec(cache) if isinstance(cache, str) else cache
     require_unfolded(llm)
     calibration = find_calibration(llm.name, spec, calibration)
     basis = checked_basis(llm.config, spec, calibration)
-    chosen = choose_implementation(None, llm.config, spec)
+    chosen = choose_implementation(implementation, llm.config, spec)
     _require_same_weights(calibration, llm.params)
     config, params, basis = fold_values(llm.config, llm.params, basis)
     return dataclasses.replace(
@@ -110,11 +94,16 @@ def find_calibration(
         return given if isinstance(given, Calibration) else None
     folder = find_artefact(model, spec) if given is None else given
     if folder is None:
-        raise UserError(
-            f"this cache needs a calibration of {model}: make one with "
-            f"`{calibrate_command(spec, str(model))}`, or pass the folder of one"
-        )
+        raise missing_calibration(model, spec)
     return load_artefact(folder).calibration
+
+
+def missing_calibration(model: str | Path, spec: CacheSpec) -> UserError:
+    """The error that names the command which makes a calibration."""
+    return UserError(
+        f"this cache needs a calibration of {model}: make one with "
+        f"`{calibrate_command(spec, str(model))}`, or pass the folder of one"
+    )
 
 
 def _require_same_weights(calibration: Calibration | None, params: Params) -> None:

@@ -20,6 +20,11 @@ def stderr() -> Console:
     return Console(stderr=True)
 
 
+def note(text: str) -> None:
+    """A line for the person who waits."""
+    stderr().print(text, style="dim", highlight=False, markup=False, soft_wrap=True)
+
+
 def byte_bar(label: str, total: int):
     """A bar over ``total`` bytes; advance it through the handle that the context gives."""
     return _bar(label, total, DownloadColumn())
@@ -37,20 +42,20 @@ def _bar(label: str, total: int, amount: ProgressColumn) -> Iterator["Bar"]:
     with Progress(
         *columns, console=console, transient=True, disable=not console.is_terminal
     ) as progress:
-        yield Bar(progress, progress.add_task(label, total=total))
+        yield Bar(progress, progress.add_task(label, total=None), total)
 
 
 class Bar:
-    """The handle of one bar."""
+    """The handle of one bar; it pulses until its first step is done."""
 
-    def __init__(self, progress: Progress, task):
-        self._progress, self._task = progress, task
+    def __init__(self, progress: Progress, task, total: int):
+        self._progress, self._task, self._total = progress, task, total
 
     def advance(self, amount: int) -> None:
-        self._progress.advance(self._task, amount)
+        self._progress.update(self._task, total=self._total, advance=amount)
 
     def reach(self, amount: int) -> None:
-        self._progress.update(self._task, completed=amount)
+        self._progress.update(self._task, total=self._total, completed=amount)
 
 
 @contextmanager

@@ -305,6 +305,43 @@ def parse_spec(text: str) -> CacheSpec:
     )
 
 
+def spec_text(spec: CacheSpec) -> str:
+    """The shortest text that `parse_spec` reads as this spec; its fields where there is none."""
+    texts = (_overridden(name, preset.spec, spec) for name, preset in PRESETS.items())
+    return min((text for text in texts if text is not None), key=len, default=str(spec))
+
+
+def _overridden(name: str, preset: CacheSpec, wanted: CacheSpec) -> str | None:
+    """The preset with the overrides that make it ``wanted``; None if there are none."""
+
+    def changes(old: Any, new: Any, fields) -> dict[str, str]:
+        return {
+            field: _written(getattr(new, field))
+            for field in fields
+            if getattr(new, field) != getattr(old, field)
+        }
+
+    key, value = (
+        changes(getattr(preset, side), getattr(wanted, side), _SIDE_FIELDS)
+        for side in ("key", "value")
+    )
+    both = dict(key.items() & value.items())
+    overrides = changes(preset, wanted, _CACHE_FIELDS) | both
+    for side, found in (("key", key), ("value", value)):
+        overrides |= {f"{side}.{field}": found[field] for field in found if field not in both}
+    text = ",".join([name, *(f"{field}={overrides[field]}" for field in sorted(overrides))])
+    try:
+        return text if parse_spec(text) == wanted else None
+    except UserError:  # these fields do not go together
+        return None
+
+
+def _written(value: Any) -> str:
+    if isinstance(value, tuple):
+        return "+".join(map(str, value))
+    return str(value).lower()
+
+
 def split_names(text: str) -> list[str]:
     """The caches of a list like ``bf16,int4,page=128``: a part with ``=`` belongs to its left."""
     names: list[str] = []

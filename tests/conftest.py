@@ -1,3 +1,4 @@
+from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis
@@ -5,7 +6,7 @@ import jax
 import pytest
 
 import jkvq
-from jkvq.models.catalog import IndexUnavailable, cached_file, fetch_from_index
+from jkvq.models.catalog import IndexUnavailable, cache_folder, cached_file, fetch_from_index
 from tests.tiny import tiny_llm
 
 hypothesis.settings.register_profile("jkvq", deadline=None)  # the first example compiles
@@ -19,6 +20,18 @@ def pytest_collection_modifyitems(items):
         for item in items:
             if item.get_closest_marker("gpu"):
                 item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def user_cache(tmp_path_factory) -> Iterator[None]:
+    """The user's models and compiled programs, but none of their calibrations and checks."""
+    own = tmp_path_factory.mktemp("jkvq")
+    for name in ("models", "compiled"):
+        (cache_folder() / name).mkdir(parents=True, exist_ok=True)
+        (own / name).symlink_to((cache_folder() / name).resolve())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JKVQ_CACHE", str(own))
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -31,27 +31,30 @@ def _json(*arguments: str) -> dict:
 
 
 def test_generate_writes_text_and_reports_on_stderr(model):
-    done = _jkvq("generate", "-", "--model", model, "--raw", "-n", "5", stdin="Hello")
+    given = ("--model", model, "--raw", "-n", "5", "--no-check")  # tests/test_load.py checks
+    done = _jkvq("generate", "-", *given, stdin="Hello")
     assert done.returncode == 0, done.stderr
-    found = _json("generate", "Hello", "--model", model, "--raw", "-n", "5")
+    found = _json("generate", "Hello", *given)
     assert done.stdout == found["text"] + "\n"
     assert "5 tokens read" in done.stderr
     assert "\x1b[" not in done.stderr  # no colours or bars where no terminal listens
-    assert found["cache"] == "bf16"
+    assert found["cache"] == "jkvq-int4"
+    assert "calibrating on 2,048 tokens" in done.stderr
+    assert "jkvq-int4; seed" in done.stderr
     assert len(found["tokens"]) == len(found["logprobs"]) <= 5
     assert set(found["timings"]) == {"prefill", "decode", "compile"}
 
 
 def test_inspect_reports_the_memory(model):
-    found = _json(
-        "inspect", "--model", model, "--context", "128", "--batch", "2", "--memory", "1MB"
-    )
+    given = ("inspect", "--model", model, "--cache", "bf16", "--context", "128", "--batch", "2")
+    found = _json(*given, "--memory", "1MB")
     per_token = 2 * CONFIG.layers * CONFIG.kv_heads * CONFIG.head_dim * 2
     assert found["per_packed_token"] == per_token
     assert found["bits_per_element"] == 16
     assert found["per_sequence"] == 128 * per_token
-    table = _jkvq("inspect", "--model", model, "--context", "128", "--batch", "2")
-    assert "16.00 bits per element" in table.stdout
+    assert "16.00 bits per element" in _jkvq(*given).stdout
+    default = _json("inspect", "--model", model)
+    assert (default["cache_name"], default["bits_per_element"]) == ("jkvq-int4", 4 + 32 / 16)
 
 
 def test_methods_lists_every_preset():
@@ -80,8 +83,8 @@ def test_convert_writes_a_folder_that_loads(model, tmp_path):
     out = tmp_path / "new" / "copy"
     found = _json("convert", "--model", model, "--out", str(out))
     assert found["bytes"] == sum(p.stat().st_size for p in out.rglob("*") if p.is_file())
-    original = _json("generate", "Hi", "--model", model, "-n", "3")
-    assert _json("generate", "Hi", "--model", str(out), "-n", "3")["tokens"] == original["tokens"]
+    given = ("generate", "Hi", "-n", "3", "--cache", "bf16", "--model")
+    assert _json(*given, str(out))["tokens"] == _json(*given, model)["tokens"]
     again = _jkvq("convert", "--model", model, "--out", str(out))
     assert (again.returncode, "exists and is not empty" in again.stderr) == (2, True)
 

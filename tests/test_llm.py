@@ -22,7 +22,7 @@ def test_load_gives_a_model_that_generates_the_same(tiny, folder):
 
 
 def test_load_in_bfloat16_takes_half_the_memory(folder):
-    llm = jkvq.load(folder, dtype="bfloat16")
+    llm = jkvq.load(folder, cache="bf16", dtype="bfloat16")
     assert {leaf.dtype for leaf in jax.tree.leaves(llm.params)} == {jnp.dtype("bfloat16")}
     stored = sum(leaf.nbytes for leaf in jax.tree.leaves(llm.params))
     assert stored == weight_bytes(CONFIG, jnp.bfloat16) == weight_bytes(CONFIG, jnp.float32) / 2

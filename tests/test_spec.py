@@ -1,7 +1,7 @@
 import pytest
 
 import jkvq
-from jkvq.spec import PRESETS, CacheSpec, SideSpec, parse_spec, split_names
+from jkvq.spec import PRESETS, CacheSpec, SideSpec, parse_spec, spec_text, split_names
 
 
 def test_parse_spec_with_overrides():
@@ -45,6 +45,30 @@ def test_parse_spec_by_preset_name(name):
 def test_parse_spec_of_bad_text_says_what_is_allowed(text, sentence):
     with pytest.raises(jkvq.UserError, match=sentence):
         parse_spec(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *PRESETS,
+        "int4,center=true",
+        "int4,exact_layers=0+2,page=128,sink=4,recent=32",
+        "int4,group=32,key.bits=3,value.bits=2",
+        "jkvq-int2,key.clip=0.9,value.rotation=none",
+        "kmeans256-int4,value.rotation=saw",
+    ],
+)
+def test_spec_text_is_read_as_the_same_spec(text):
+    spec = parse_spec(text)
+    assert parse_spec(spec_text(spec)) == spec
+    assert len(spec_text(spec)) <= len(text)
+    if text in PRESETS:
+        assert spec_text(spec) == text
+
+
+def test_spec_text_of_what_no_text_gives_shows_the_fields():
+    spec = CacheSpec(SideSpec(4, centroids=7), SideSpec(4))
+    assert "centroids=7" in spec_text(spec)
 
 
 def test_split_names_keeps_overrides_with_their_cache():

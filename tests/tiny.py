@@ -1,7 +1,10 @@
-"""A small random model with a byte tokenizer, for tests of everything around a model."""
+"""Small random models with a byte tokenizer, for tests of everything around a model."""
+
+import dataclasses
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -9,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 from jkvq.basis import make_basis
 from jkvq.llm import LLM, with_cache
 from jkvq.models.config import ModelConfig
-from jkvq.models.decoder import abstract_params
+from jkvq.models.decoder import Params, abstract_params
 from jkvq.models.tokenizer import Tokenizer
 from jkvq.spec import PRESETS, parse_spec
 
@@ -31,6 +34,11 @@ CONFIG = ModelConfig(
 )
 
 
+# Low rotary frequencies, where key biases lie: they hardly turn, and stay constant over tokens.
+BIASED = dataclasses.replace(
+    CONFIG, family="qwen2", qk_norm=False, qk_bias=True, v_bias=True, rope_theta=1e8
+)
+
 # Presets that heads of 16 channels can have and that need no calibration.
 SERVED = [
     name
@@ -41,17 +49,37 @@ SERVED = [
 
 
 def tiny_llm(cache: str = "f32,page=8", seed: int = 0, config: ModelConfig = CONFIG) -> LLM:
-    abstract = abstract_params(config, jnp.float32)
-    leaves, structure = jax.tree.flatten(abstract)
+    return with_cache(_plain(config, _random_params(config, seed)), cache)
+
+
+def biased_llm(bias: float, sharpness: float = 1.0) -> LLM:
+    """A model as Qwen2.5, whose keys have a constant in the two channels of the slowest pair.
+
+    sharpness: what its scores are multiplied by; random ones are nearly all alike.
+    """
+    params = _random_params(BIASED, seed=3)
+    H = BIASED.head_dim
+    constant = np.zeros((BIASED.kv_heads, H), np.float32)
+    constant[:, [H // 2 - 1, H - 1]] = bias
+    for layer in params["layers"].values():
+        layer["attention"]["k"]["bias"] += constant.reshape(-1)
+    params["norm"] = jax.tree.map(lambda weight: weight * sharpness, params["norm"])
+    return _plain(BIASED, params)
+
+
+def _random_params(config: ModelConfig, seed: int) -> Params:
+    leaves, structure = jax.tree.flatten(abstract_params(config, jnp.float32))
     keys = jax.random.split(jax.random.key(seed), len(leaves))
-    params = structure.unflatten(
+    return structure.unflatten(
         jax.random.normal(key, leaf.shape) * (leaf.shape[-1] ** -0.5 if leaf.ndim > 1 else 1.0)
         for key, leaf in zip(keys, leaves, strict=True)
     )
+
+
+def _plain(config: ModelConfig, params: Params) -> LLM:
     spec = parse_spec("f32,page=8")
     basis = make_basis(spec, config.cache_shape, None)
-    plain = LLM("tiny", config, params, byte_tokenizer(), spec, basis)
-    return with_cache(plain, cache)
+    return LLM("tiny", config, params, byte_tokenizer(), spec, basis)
 
 
 def byte_tokenizer() -> Tokenizer:

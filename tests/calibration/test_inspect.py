@@ -57,7 +57,7 @@ def test_bad_input_is_refused(model, tmp_path):
     for arguments, sentence in (
         (("calibrate", "--model", model, "--text", binary), "cannot be read as UTF-8 text"),
         (("inspect", tmp_path), "holds no calibration"),
-        (("generate", "Hi", "--model", model, "--cache", "oscar-int2"), "--method oscar`"),
+        (("generate", "Hi", "--model", model, "--cache", "kmeans16-int4"), "--centroids 16`"),
     ):
         with pytest.raises(jkvq.UserError, match=sentence):
             _jkvq(*arguments)
