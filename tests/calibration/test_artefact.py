@@ -110,7 +110,7 @@ def test_a_kept_artefact_is_found_and_replaced(tiny, made):
     jkvq.calibrate(tiny, text=TEXT, tokens=100)
     folder = default_folder("tiny", "jkvq")
     assert load_artefact(folder).manifest.tokens == 100
-    assert jkvq.with_cache(tiny, "oscar-int2").basis.key.rotation is not None
+    assert jkvq.with_cache(tiny, "jkvq-int2").basis.key.rotation is not None
     jkvq.calibrate(tiny, text=TEXT, tokens=200)
     assert load_artefact(folder).manifest.tokens == 200
     assert files(folder) == files(made)

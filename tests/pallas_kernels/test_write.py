@@ -13,7 +13,7 @@ from jkvq.cache_shape import CacheShape
 from jkvq.pallas_kernels.codecs import FloatCodec
 from jkvq.pallas_kernels.packed import Packed
 from jkvq.pallas_kernels.write import Config, Held, Side, scatter, writable, write
-from jkvq.spec import PRESETS, parse_spec
+from jkvq.spec import CALIBRATED_ROTATIONS, PRESETS, parse_spec
 from tests.made_up import random_calibration
 
 LAYER, PAGE, PAGES = 1, 16, 9
@@ -107,8 +107,9 @@ def test_write_step_by_step(cache, head_dim):
     check(cache, head_dim, interpret=True)
 
 
-def test_queries_are_turned_in_the_same_launch():
-    tokens = Tokens("saw-int4,center=true", 64)
+@pytest.mark.parametrize("cache", ["saw-int4,center=true", "jkvq-int2"])
+def test_queries_are_turned_in_the_same_launch(cache):
+    tokens = Tokens(cache, 64)
     q = jax.random.normal(jax.random.key(1), (3, 11, 6, 64), jnp.bfloat16)
     key, value, turned = write(
         *tokens.sides(),
@@ -158,7 +159,7 @@ def _kernel_of(preset) -> tuple:
     """What the kernel is compiled for; presets that differ otherwise are the same to it."""
     sides = preset.spec.key, preset.spec.value
     fixed = [
-        side.rotation if side.rotation in ("none", "oscar", "hessian") else "" for side in sides
+        side.rotation if side.rotation in ("none", *CALIBRATED_ROTATIONS) else "" for side in sides
     ]
     return tuple(
         (side.bits, side.codec, side.clip, side.step, side.center, rotation)
