@@ -73,8 +73,9 @@ class Tokens:
             ]
             largest = np.abs(decoded[1]).max(-1, keepdims=True)
             far = np.abs(decoded[0] - decoded[1]) > 2**-6 * largest  # beyond rounding to bfloat16
-            # The kernel turns float16 numbers: some 2^-11 of a value, steps being some 2^-4.
-            assert far.mean() <= (0.01 if turned else 0.001)
+            # The kernel turns float16 numbers: some 2^-11 of a value, steps being some 2^-4. A code
+            # that falls otherwise may move a fitted step, and with it all channels of its token.
+            assert far.mean() <= (0.02 if turned else 0.001)
 
 
 def _row(pages: Packed, page, slot) -> Packed:
