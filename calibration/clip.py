@@ -87,6 +87,7 @@ def _errors(
 
         def value_error(clip):
             lost = _coded(basis.value, layer, clip, v_in) - v_in
+            lost = basis.value.leave(lost[None], layer)[0]
             packed = jnp.where(exact[None, None], 0.0, S)
             return _squared(jnp.einsum("kgts,skh->tkgh", packed, lost, precision="highest"), real)
 

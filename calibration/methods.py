@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
@@ -12,16 +13,19 @@ from jkvq.calibration.allocation import SCORES, allocations
 from jkvq.calibration.centroids import kmeans
 from jkvq.calibration.moments import WINDOW, Captured, Moments
 from jkvq.errors import UserError, nearest
+from jkvq.models.config import ModelConfig
+from jkvq.models.decoder import Params
 from jkvq.progress import count_bar
 
 METHODS = {
-    "jkvq": "means, and OSCAR's rotations of what is left without them: for jkvq-*",
+    "jkvq": "means and balanced rotations of keys and values: for jkvq-*",
     "oscar": "OSCAR's rotations of keys and values, and clip ratios if asked for: for oscar-*",
     "hessian": "SAW-INT4's Hessian rotation of keys: for hessian-int4",
     "kmeans": "k-means centroids of keys and of values: for kmeans*",
     "blockgtq": "widths of the keys' rotary blocks: for blockgtq-*",
     "center": "means alone: for any cache with center=true",
 }
+_LITTLE = 1e-3  # the part of all tokens that counts for those behind windows
 KEY_TARGETS = ("q", "sq", "k")
 VALUE_TARGETS = ("output", "weighted", "v")
 
@@ -31,9 +35,10 @@ class Options:
     """How a method calibrates; the defaults are what the presets want.
 
     shared: one rotation for all KV heads of a layer, as OSCAR's published artefacts have.
-    key_target, value_target: the second moment whose eigenvectors a rotation takes: of the queries
-        ("q"), of the queries as the keys receive them ("sq") or of the keys ("k"); of the attention
-        output ("output"), of the values weighted by their scores ("weighted") or alone ("v").
+    key_target, value_target: of method oscar, the second moment whose eigenvectors a rotation
+        takes: of the queries ("q"), of the queries as the keys receive them ("sq") or of the keys
+        ("k"); of the attention output ("output"), of the values weighted by their scores
+        ("weighted") or alone ("v").
     without: factors of OSCAR's rotation to leave out: eigenvectors, hadamard, bit-reversal.
     order: of the block Hadamard behind the Hessian rotation; None is the largest up to 128.
     centroids, starts, seed: of k-means.
@@ -117,16 +122,30 @@ def check_method(method: str, options: Options, head_dim: int, tokens: int) -> N
             f"centroids={options.centroids}: at least as many tokens are needed, and tokens is "
             f"{tokens}"
         )
+    targets = options.key_target, options.value_target
+    if method != "oscar" and targets != (Options.key_target, Options.value_target):
+        raise UserError("key_target and value_target: only with method oscar")
     if options.clip_for is not None and method not in ("jkvq", "oscar"):
         raise UserError(f"clip_for={options.clip_for}: only with method oscar or jkvq")
 
 
-def solve(method: str, options: Options, moments: Moments, captured: Captured | None) -> Solution:
-    """The parts that a method's caches need; the means are in all of them."""
+def solve(
+    method: str,
+    options: Options,
+    moments: Moments,
+    captured: Captured | None,
+    projected: Float[np.ndarray, "L K H H"],
+) -> Solution:
+    """The parts that a method's caches need; the means are in all of them.
+
+    ``projected`` is what the output projections read of values (``output_projections``).
+    """
     means = {"key": _float32(moments.k_mean), "value": _float32(moments.v_mean)}
     label = method_label(method, options)
-    if method in ("jkvq", "oscar"):
-        return _rotated(label, options, moments, means, centred=method == "jkvq")
+    if method == "jkvq":
+        return _balanced(label, options, moments, projected)
+    if method == "oscar":
+        return _rotated(label, options, moments, means)
     key, value = SideCalibration(mean=means["key"]), SideCalibration(mean=means["value"])
     spectra = Spectra()
     if method == "hessian":
@@ -146,19 +165,45 @@ def solve(method: str, options: Options, moments: Moments, captured: Captured | 
     return Solution(Calibration(key, value, label), key=spectra)
 
 
-def _rotated(label, options: Options, moments: Moments, means, *, centred: bool) -> Solution:
-    """OSCAR's rotations; where values are centred, of what remains of the outputs."""
+def output_projections(config: ModelConfig, params: Params) -> Float[np.ndarray, "L K H H"]:
+    """W_o^T W_o of the channels of each KV head, summed over the query heads that read it."""
+    found = []
+    for layer in range(config.layers):
+        weight = np.asarray(params["layers"][layer]["attention"]["o"]["weight"], np.float32)
+        heads = weight.reshape(len(weight), config.kv_heads, -1, config.head_dim)
+        found.append(np.einsum("dkgh,dkgi->khi", heads, heads, optimize=True))
+    return np.stack(found).astype(np.float64)
+
+
+def _balanced(label, options: Options, moments: Moments, projected) -> Solution:
+    """Balanced rotations: of all tokens, and of those that queries read behind windows."""
+    # Texts that are shorter than the windows have none of these: then they are as all tokens.
+    packed = jax.tree.map(lambda a, b: a + _LITTLE * b, moments.packed, moments.read)
+    sides: dict[str, dict[str, np.ndarray]] = {"key": {}, "value": {}}
+    spectra = {}
+    for prefix, read in (("packed_", packed), ("", moments.read)):
+        for name, second, first, reading in (
+            ("key", read.kk, read.k_mean, read.qq),
+            ("value", read.vv, read.v_mean, projected),
+        ):
+            weight = read.weight[..., None]
+            stored = second - first[..., :, None] * (first / weight)[..., None, :]
+            moved = [rotations.shared(x) if options.shared else x for x in (stored, reading)]
+            M, target = rotations.balanced(*moved, options.without)
+            sides[name] |= {f"{prefix}mean": first / weight, f"{prefix}rotation": M}
+            spectra[name] = _spectra(target, stored, M)
+    key, value = (SideCalibration(**jax.tree.map(_float32, sides[name])) for name in sides)
+    return Solution(Calibration(key, value, label), **spectra)
+
+
+def _rotated(label, options: Options, moments: Moments, means) -> Solution:
+    """OSCAR's rotations."""
     kk, vv = moments.kk, moments.vv
-    output, weighted = moments.output, moments.weighted_vv
-    if centred:
-        kk, vv = _about_mean(kk, moments.k_mean), _about_mean(vv, moments.v_mean)
-        # Values weighted by the scores they receive have the outputs' mean.
-        output, weighted = (
-            _about(second, moments.output_mean, moments.v_mean) for second in (output, weighted)
-        )
     targets = {
         "key": {"q": moments.qq, "sq": moments.sq, "k": kk}[options.key_target],
-        "value": {"output": output, "weighted": weighted, "v": vv}[options.value_target],
+        "value": {"output": moments.output, "weighted": moments.read.vv, "v": vv}[
+            options.value_target
+        ],
     }
     sides, spectra = {}, {}
     for name, second in targets.items():
@@ -167,16 +212,6 @@ def _rotated(label, options: Options, moments: Moments, means, *, centred: bool)
         sides[name] = SideCalibration(mean=means[name], rotation=_float32(R))
         spectra[name] = _spectra(target, kk if name == "key" else vv, R)
     return Solution(Calibration(**sides, method=label), **spectra)
-
-
-def _about_mean(second, mean):
-    return _about(second, mean, mean)
-
-
-def _about(second, mean, point):
-    """E (x - p)^T (x - p) from E x^T x and E x."""
-    cross = mean[..., :, None] * point[..., None, :]
-    return second - cross - cross.swapaxes(-1, -2) + point[..., :, None] * point[..., None, :]
 
 
 def _spectra(target, stored, R) -> Spectra:

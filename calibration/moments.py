@@ -18,8 +18,23 @@ from jaxtyping import Array, Bool, Float, Int
 from jkvq.models.config import ModelConfig
 from jkvq.models.decoder import Params, rotary_angles, rotate, run
 from jkvq.progress import count_bar
+from jkvq.spec import PRESETS
 
 WINDOW = 2048  # tokens
+WINDOWED = PRESETS["jkvq-int2"].spec
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Read:
+    """Means as in ``Moments``, weighted by scores: q's by those it gives, k's and v's received."""
+
+    qq: Float[Any, "L K H H"]
+    kk: Float[Any, "L K H H"]
+    vv: Float[Any, "L K H H"]
+    k_mean: Float[Any, "L K H"]
+    v_mean: Float[Any, "L K H"]
+    weight: Float[Any, "L K"]  # the scores that a query gives
 
 
 @jax.tree_util.register_dataclass
@@ -34,12 +49,13 @@ class Moments:
     sq: Float[Any, "L K H H"]  # C_SQ: (S^T q)^T (S^T q), the queries as a key receives them
     kk: Float[Any, "L K H H"]  # k^T k
     vv: Float[Any, "L K H H"]  # v^T v
-    weighted_vv: Float[Any, "L K H H"]  # v^T v, each token weighted by the scores it receives
     output: Float[Any, "L K H H"]  # C_S: (S v)^T (S v)
     k_mean: Float[Any, "L K H"]
     k_mean_before_rope: Float[Any, "L K H"]
     v_mean: Float[Any, "L K H"]
     output_mean: Float[Any, "L K H"]
+    read: Read  # weighted by S
+    packed: Read  # weighted by S where the token would have left the windows of ``WINDOWED``
 
     @property
     def q_energy(self) -> Float[Any, "L K H/2"]:
@@ -130,10 +146,12 @@ def _observe_window(
     real = position[0] < count
     cos, sin = rotary_angles(config, position)
     visible = causal(real)
+    index = position - WINDOWED.sink
+    packed = (index >= 0) & (index < WINDOWED.packed(position.T + 1))
 
     def observing(layer, q, k, v, found):
         before_rope = rotate(k.astype(jnp.float32), cos, -sin)[0]
-        out, sums = _sums(q, k, v, before_rope, real, visible)
+        out, sums = _sums(q, k, v, before_rope, real, visible, packed)
         kept = (k[0].astype(jnp.float32), v[0].astype(jnp.float32)) if capture else ()
         return out.astype(q.dtype), (*found, (sums, kept))
 
@@ -141,7 +159,7 @@ def _observe_window(
     return jax.tree.map(lambda *layers: jnp.stack(layers), *found)
 
 
-def _sums(q, k, v, before_rope, real, visible) -> tuple[Array, Moments]:
+def _sums(q, k, v, before_rope, real, visible, packed) -> tuple[Array, Moments]:
     shape, K = q.shape, k.shape[2]
     weight = real.astype(jnp.float32)
     q = grouped(q, K) * weight[:, None, None, None]
@@ -157,21 +175,35 @@ def _sums(q, k, v, before_rope, real, visible) -> tuple[Array, Moments]:
     def second(x, weight):
         return jnp.einsum("tkh,tk,tki->khi", x, weight, x, precision="highest")
 
-    def first(x):
-        return jnp.einsum("tkh,t->kh", x, weight, precision="highest")
+    def first(x, weight):
+        return jnp.einsum("tkh,tk->kh", x, weight, precision="highest")
 
     every = jnp.broadcast_to(weight[:, None], (len(weight), K))
     real_out = out * weight[:, None, None, None]
+
+    def read(S) -> Read:
+        given, received = S.sum(-1), S.sum((1, 2)).T / G  # [K, G, T], [S, K]
+        return Read(
+            qq=over_heads(q * jnp.sqrt(given).transpose(2, 0, 1)[..., None]),
+            kk=second(k, received),
+            vv=second(v, received),
+            k_mean=first(k, received),
+            v_mean=first(v, received),
+            weight=received.sum(0),
+        )
+
+    S = S * weight[None, None, :, None]
     moments = Moments(
         qq=over_heads(q),
         sq=over_heads(received),
         kk=second(k, every),
         vv=second(v, every),
-        weighted_vv=second(v, (S * weight[None, None, :, None]).sum((1, 2)).T / G),
         output=over_heads(real_out),
-        k_mean=first(k),
-        k_mean_before_rope=first(before_rope),
-        v_mean=first(v),
-        output_mean=first(real_out.mean(2)),
+        k_mean=first(k, every),
+        k_mean_before_rope=first(before_rope, every),
+        v_mean=first(v, every),
+        output_mean=first(real_out.mean(2), every),
+        read=read(S),
+        packed=read(jnp.where(packed[None, None], S, 0.0)),
     )
     return out.reshape(shape), moments

@@ -1,4 +1,4 @@
-"""Rotations from second moments, in float64: OSCAR's, and SAW-INT4's Hessian one.
+"""Rotations from second moments, in float64: OSCAR's, ours, and SAW-INT4's Hessian one.
 
 Row vectors: x R is stored. Eigenvectors stand in columns by descending eigenvalue, each with its
 entry of largest magnitude positive, so that the same moments give the same rotation.
@@ -14,6 +14,7 @@ from jkvq.rotation import block_hadamard, hadamard
 
 FACTORS = ("eigenvectors", "hadamard", "bit-reversal")
 _DAMPING = 0.01  # of the mean diagonal, added to the Hessian's
+_FLOOR = 1e-3  # the same for the moments that are balanced
 
 
 class Eigen(NamedTuple):
@@ -53,12 +54,44 @@ def oscar(
     return R
 
 
+def balanced(
+    stored: Float[np.ndarray, "*heads H H"],
+    reading: Float[np.ndarray, "*heads H H"],
+    without: Collection[str] = (),
+) -> tuple[Float[np.ndarray, "*heads H H"], Float[np.ndarray, "*heads H H"]]:
+    """M that makes least of a coding error, and the second moment that it has OSCAR turn.
+
+    A token x, of second moment C, is stored as x M and read by y M^-T, y of second moment E. A code
+    errs in all channels alike and in proportion to x M, so that y reads an error in proportion to
+    tr(M^T C M) tr(M^-1 E M^-T). That is least for M M^T = P with P C P = E, the geometric mean of
+    C^-1 and E. M = P^(1/2) R: the two moments are one and the same behind P^(1/2), and OSCAR's
+    rotation of it gives every channel the same share of both.
+    """
+    C, E = (_damped(_power(x, 1.0), _FLOOR) for x in (stored, reading))
+    root, inverse = _power(C, 0.5), _power(C, -0.5)
+    half = _power(inverse @ _power(root @ E @ root, 0.5) @ inverse, 0.5)
+    half = half / np.exp(np.linalg.slogdet(half)[1] / half.shape[-1])[..., None, None]
+    both = half @ C @ half
+    return half @ oscar(both, without), both
+
+
+def _power(second: np.ndarray, exponent: float) -> np.ndarray:
+    """Of a second moment; what float32 left below zero where a mean was taken out is zero."""
+    values, vectors = np.linalg.eigh(second)
+    values = np.maximum(values, 0.0)
+    return (vectors * values[..., None, :] ** exponent) @ vectors.swapaxes(-1, -2)
+
+
+def _damped(second: np.ndarray, part: float) -> np.ndarray:
+    """With a part of the mean diagonal added to the diagonal."""
+    mean = np.diagonal(second, axis1=-2, axis2=-1).mean(-1)
+    return second + part * mean[..., None, None] * np.eye(second.shape[-1])
+
+
 def hessian(queries: Float[np.ndarray, "L K H H"], order: int) -> Float[np.ndarray, "L K H H"]:
     """R = U Had_b with the eigenvectors of a layer's damped C_Q; the same for all its heads."""
     H = queries.shape[-1]
-    M = queries.mean(1)
-    damping = _DAMPING * np.diagonal(M, axis1=-2, axis2=-1).mean(-1)
-    U = eigen(M + damping[:, None, None] * np.eye(H)).vectors
+    U = eigen(_damped(queries.mean(1), _DAMPING)).vectors
     return np.broadcast_to((U @ block_hadamard(H, order))[:, None], queries.shape)
 
 

@@ -1,8 +1,9 @@
 """The basis of the cache: what a spec does to keys and values before they are coded.
 
-Keys are stored as (k - mean) R and met by q R: R is orthogonal, and the mean shifts all scores of a
-query by the same constant, which softmax does not see. Values are stored as (v - mean) R, which is
-folded into the weights at load (models/fold.py). Both change nothing by themselves.
+Keys are stored as (k - mean) R and met by q R^-T: the product is the same, and the mean shifts all
+scores of a query by the same constant, which softmax does not see. Values are stored as
+(v - mean) R, which is folded into the weights at load (models/fold.py). Both change nothing by
+themselves. R is orthogonal, and R^-T is R, but for the rotation "balanced": any invertible matrix.
 """
 
 import dataclasses
@@ -29,6 +30,8 @@ class SideCalibration:
 
     mean: Float[np.ndarray, "L K H"] | None = None
     rotation: Float[np.ndarray, "L K H H"] | None = None
+    packed_mean: Float[np.ndarray, "L K H"] | None = None  # for a cache with windows, if it differs
+    packed_rotation: Float[np.ndarray, "L K H H"] | None = None  # the same
     clip: Float[np.ndarray, " L"] | None = None
     centroids: Float[np.ndarray, "L C K H"] | None = None  # of keys or values as they are
     widths: Int[np.ndarray, "8 L K H/2"] | None = None  # of rotary blocks, for 1 to 8 bits each
@@ -63,8 +66,10 @@ def methods_for(spec: CacheSpec) -> tuple[str, ...]:
     if "hessian" in rotations:
         return ("hessian",)
     center = any(side.center for side in sides)
+    if "balanced" in rotations:
+        return ("jkvq",)
     if "oscar" in rotations:
-        return ("jkvq", "oscar") if center else ("oscar", "jkvq")
+        return ("oscar",)
     return ("center", "jkvq", "oscar", "hessian", "blockgtq") if center else ()
 
 
@@ -83,6 +88,7 @@ class SideBasis:
 
     mean: Float[Array, "L K H"] | None
     rotation: Float[Array, "L K H H"] | Float[Array, "1 1 H H"] | None
+    dual: Float[Array, "L K H H"] | None  # R^-T; None where it is R itself
     clip: Float[Array, " L"] | None
     centroids: Float[Array, "L C K H"] | None
     allocation: Allocation | None  # arrays with a leading L
@@ -90,7 +96,12 @@ class SideBasis:
 
     def enter(self, x: Float[Array, "B T K H"], layer: int) -> Float[Array, "B T K H"]:
         """(x - mean) R, in float32 unless it is x itself."""
-        return self.turn(self.centre(x, layer), layer)
+        return _turned(self.centre(x, layer), self.of_layer(layer).rotation)
+
+    def leave(self, x: Float[Array, "B T K H"], layer: int) -> Float[Array, "B T K H"]:
+        """x R^-1, in float32 unless it is x itself: without the mean, what ``enter`` undoes."""
+        dual = self.of_layer(layer).dual
+        return _turned(x, None if dual is None else dual.swapaxes(-1, -2))
 
     def centre(self, x: Float[Array, "B T K H"], layer: int) -> Float[Array, "B T K H"]:
         """x - mean, in float32 unless it is x itself."""
@@ -103,17 +114,13 @@ class SideBasis:
         mean = None if self.mean is None else self.mean[layer]
         if self.rotation is None:
             return Turn(mean)
-        return Turn(mean, self.rotation[layer if len(self.rotation) > 1 else 0])
+        index = layer if len(self.rotation) > 1 else 0
+        R = self.rotation[index]
+        return Turn(mean, R, R if self.dual is None else self.dual[index])
 
-    def turn(self, x: Float[Array, "B T N H"], layer: int) -> Float[Array, "B T N H"]:
-        """x R, each query head with the rotation of its KV head; float32 unless it is x itself."""
-        R = self.of_layer(layer).rotation  # [K, H, H], or [1, H, H]
-        if R is None:
-            return x
-        B, T, N, H = x.shape
-        grouped = x.astype(jnp.float32).reshape(B, T, len(R), N // len(R), H)
-        turned = jnp.einsum("btkgh,khi->btkgi", grouped, R, precision="highest")
-        return turned.reshape(x.shape)
+    def turn(self, q: Float[Array, "B T N H"], layer: int) -> Float[Array, "B T N H"]:
+        """q R^-T, each query head by its KV head's R; float32 unless it is q itself."""
+        return _turned(q, self.of_layer(layer).dual)
 
     def codec(self, layer: int) -> Codec:
         spec = self.spec
@@ -142,7 +149,17 @@ class Basis:
         return (_PLAIN, _PLAIN) if layer in self.exact_layers else (self.key, self.value)
 
 
-_PLAIN = SideBasis(None, None, None, None, None, EXACT)
+_PLAIN = SideBasis(None, None, None, None, None, None, EXACT)
+
+
+def _turned(x: Float[Array, "B T N H"], R: Float[Array, "k H H"] | None) -> Float[Array, "B T N H"]:
+    """x R, each of k equal shares of the heads with its own R."""
+    if R is None:
+        return x
+    B, T, N, H = x.shape
+    grouped = x.astype(jnp.float32).reshape(B, T, len(R), N // len(R), H)
+    turned = jnp.einsum("btkgh,khi->btkgi", grouped, R, precision="highest")
+    return turned.reshape(x.shape)
 
 
 def make_basis(spec: CacheSpec, shape: CacheShape, calibration: Calibration | None) -> Basis:
@@ -164,6 +181,8 @@ def make_basis(spec: CacheSpec, shape: CacheShape, calibration: Calibration | No
 def _side(name: str, cache: CacheSpec, shape: CacheShape, found: SideCalibration, seed: int):
     spec: SideSpec = getattr(cache, name)
     L, K, H = shape
+    if cache.windowed and spec.rotation == "balanced" and found.packed_rotation is not None:
+        found = dataclasses.replace(found, mean=found.packed_mean, rotation=found.packed_rotation)
 
     def need(part: str, *expected: int) -> Array:
         array = getattr(found, part)
@@ -179,12 +198,15 @@ def _side(name: str, cache: CacheSpec, shape: CacheShape, found: SideCalibration
             )
         return jnp.asarray(array)
 
-    allocation = None
+    allocation, dual = None, None
     if spec.allocation == "blocks":
         widths = np.asarray(need("widths", 8, L, K, H // 2), np.int32)[spec.bits - 1]
         rotation, allocation = _blocks(widths, spec.bits, seed)
     elif spec.rotation in CALIBRATED_ROTATIONS:
         rotation = need("rotation", L, K, H, H).astype(jnp.float32)
+        if spec.rotation == "balanced":
+            inverse = np.linalg.inv(np.asarray(rotation, np.float64))
+            dual = jnp.asarray(inverse.swapaxes(-1, -2), jnp.float32)
     else:
         matrix = fixed_rotation(spec.rotation, H, seed)
         rotation = None if matrix is None else jnp.asarray(matrix[None, None], jnp.float32)
@@ -192,7 +214,7 @@ def _side(name: str, cache: CacheSpec, shape: CacheShape, found: SideCalibration
     if spec.clip < 1:
         clip = jnp.full(L, spec.clip) if found.clip is None else need("clip", L)
     mean = need("mean", L, K, H).astype(jnp.float32) if spec.center else None
-    basis = SideBasis(mean, rotation, clip, None, allocation, spec)
+    basis = SideBasis(mean, rotation, dual, clip, None, allocation, spec)
     if not spec.centroids:
         return basis
     # Distances are the same in every basis: so are the tokens that share a centroid.

@@ -18,7 +18,13 @@ from jkvq.calibration.artefact import (
 )
 from jkvq.calibration.clip import choose_clips
 from jkvq.calibration.fingerprint import fingerprint
-from jkvq.calibration.methods import Options, check_method, method_label, solve
+from jkvq.calibration.methods import (
+    Options,
+    check_method,
+    method_label,
+    output_projections,
+    solve,
+)
 from jkvq.calibration.moments import observe
 from jkvq.calibration.prose import default_text
 from jkvq.errors import UserError, nearest
@@ -117,7 +123,8 @@ def _made(llm: LLM, method: str, chosen: Options, corpus: Corpus | None, tokens:
     moments, captured = observe(
         llm.config, llm.params, ids, window=chosen.window, capture=method == "kmeans"
     )
-    solution = solve(method, chosen, moments, captured)
+    projected = output_projections(llm.config, llm.params)
+    solution = solve(method, chosen, moments, captured, projected)
     if chosen.clip_for is not None:
         clipped = choose_clips(
             llm.config, llm.params, ids, parse_spec(chosen.clip_for), solution.calibration, chosen

@@ -165,10 +165,11 @@ def calibrate(
         bool, typer.Option("--shared", help="One rotation for all KV heads of a layer.")
     ] = Options.shared,
     key_target: Annotated[
-        str, typer.Option(help=f"What turns the keys: {', '.join(KEY_TARGETS)}.")
+        str, typer.Option(help=f"What turns OSCAR's keys: {', '.join(KEY_TARGETS)}.")
     ] = Options.key_target,
     value_target: Annotated[
-        str, typer.Option(help=f"What turns the values: {', '.join(VALUE_TARGETS)}.")
+        str,
+        typer.Option(help=f"What turns OSCAR's values: {', '.join(VALUE_TARGETS)}."),
     ] = Options.value_target,
     without: Annotated[
         list[str] | None,
@@ -197,7 +198,7 @@ def calibrate(
 ):
     """Read a text with a model, and write what calibrated caches need to know.
 
-    Methods: jkvq (means and rotations, for jkvq-* and oscar-*), oscar, hessian, kmeans, blockgtq,
+    Methods: jkvq (means and rotations, for jkvq-*), oscar, hessian, kmeans, blockgtq,
     center (means alone, for any cache with center=true).
     """
     artefact = calibrate_model(

@@ -4,7 +4,6 @@ The evaluation measures with it layer by layer, and runs caches with it that hav
 (baselines.py). It holds whole keys and values and computes in float32: it saves nothing.
 """
 
-import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -76,10 +75,7 @@ class TokenWiseLayer:
         """Keys and values taken to the basis of the cache, changed there, and taken back."""
 
         def through(side: SideBasis, x):
-            x = change(side, side.enter(x.astype(jnp.float32)[None], 0))
-            if side.rotation is not None:
-                back = dataclasses.replace(side, rotation=side.rotation.swapaxes(-1, -2))
-                x = back.turn(x, 0)
+            x = side.leave(change(side, side.enter(x.astype(jnp.float32)[None], 0)), 0)
             return (x if side.mean is None else x + side.mean[0][None, None])[0]
 
         return through(self.key, k), through(self.value, v)

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from jkvq.errors import UserError, nearest
 from jkvq.pallas_kernels.packing import packed_words
 
-CALIBRATED_ROTATIONS = ("oscar", "hessian")
+CALIBRATED_ROTATIONS = ("balanced", "oscar", "hessian")
 ROTATIONS = (
     *("none", "bdr16", "bdr32", "bdr64", "bdr128", "saw", "hadamard", "random"),
     *CALIBRATED_ROTATIONS,
@@ -31,7 +31,8 @@ class SideSpec:
     center: subtract the mean of a calibration text.
     rotation: of the channels of a head. "bdr16" ... "bdr128" are block Hadamard; "saw" is that of
         the largest order up to 128, "hadamard" that of the whole head, "random" a seeded one;
-        "oscar" and "hessian" come from calibration.
+        "balanced", "oscar" and "hessian" come from calibration; "balanced" also stretches and
+        shrinks directions, which queries or the output projection make good.
     clip: the quantile of a head's magnitudes at which they are clamped; 1 is off.
     step: "min-max" levels, or a step "fitted" to each group and stretched.
     centroids: code the difference to the nearest of so many k-means centroids; 0 is off.
@@ -151,7 +152,7 @@ def _check_side(name: str, side: SideSpec, head_dim: int) -> None:
 
     if side.rotation.startswith("bdr") and head_dim % int(side.rotation[3:]):
         refuse(f"rotation {side.rotation} needs a multiple of {side.rotation[3:]}", "rotation=saw")
-    if side.rotation in ("hadamard", "oscar") and head_dim.bit_count() != 1:
+    if side.rotation in ("hadamard", "balanced", "oscar") and head_dim.bit_count() != 1:
         refuse(f"rotation {side.rotation} needs a power of two", "rotation=none or saw")
     if head_dim % (side.group or head_dim):
         refuse(f"group {side.group} does not divide it", "a group that does")
@@ -215,10 +216,10 @@ def _presets() -> dict[str, Preset]:
         found[f"oscar-int{bits}"] = Preset(
             CacheSpec(key, value, **windows), "OSCAR: attention-aware rotation, clip, windows"
         )
-        ours = affine(bits, rotation="oscar", center=True, step="fitted")
+        ours = affine(bits, rotation="balanced", center=True, step="fitted")
         found[f"jkvq-int{bits}"] = Preset(
             both(ours, **({} if bits == 4 else windows)),
-            "ours: centring, OSCAR's rotation, fitted step" + ("" if bits == 4 else ", windows"),
+            "ours: centring, balanced rotation, fitted step" + ("" if bits == 4 else ", windows"),
         )
     for key_bits, value_bits in ((4, 4), (3, 3), (3, 2), (2, 2)):
         name = f"k{key_bits}v{value_bits}"

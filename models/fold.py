@@ -1,7 +1,8 @@
 """Folding a cache's value basis into the weights: free at run time, exact by construction.
 
-Values are stored as (v - mean) R. W_v and its bias make them so, and W_o and its bias take the
-output back: the weights of a query add up to one, so its output is short by the mean exactly.
+Values are stored as (v - mean) R. W_v and its bias make them so, and W_o and its bias, turned by
+R^-T, take the output back: the weights of a query add up to one, so its output is short by the
+mean exactly.
 """
 
 import dataclasses
@@ -27,7 +28,9 @@ def fold_values(
         else _fold_layer(config, params["layers"][layer], basis, layer)
         for layer in range(config.layers)
     }
-    folded = dataclasses.replace(basis, value=dataclasses.replace(side, mean=None, rotation=None))
+    folded = dataclasses.replace(
+        basis, value=dataclasses.replace(side, mean=None, rotation=None, dual=None)
+    )
     if side.mean is None and not config.v_bias:
         return config, {**params, "layers": layers}, folded
     config = dataclasses.replace(config, v_bias=True, out_bias=True)
@@ -44,12 +47,15 @@ def _fold_layer(config: ModelConfig, layer: Params, basis: Basis, index: int) ->
     v, o = (
         jax.tree.map(lambda x: x.astype(jnp.float32), layer["attention"][name]) for name in "vo"
     )
-    R = jnp.eye(H)[None] if side.rotation is None else side.rotation[index % len(side.rotation)]
-    R = jnp.broadcast_to(R, (K, H, H))
+    turn = side.of_layer(index)
+    R, dual = (
+        jnp.broadcast_to(jnp.eye(H)[None] if x is None else x, (K, H, H))
+        for x in (turn.rotation, turn.dual)
+    )
     weight = jnp.einsum("khd,khi->kid", v["weight"].reshape(K, H, -1), R, precision="highest")
     out = o["weight"].reshape(-1, K, G, H)
     new_v = {"weight": weight.reshape(K * H, -1)}
-    turned_out = jnp.einsum("dkgh,khi->dkgi", out, R, precision="highest")
+    turned_out = jnp.einsum("dkgh,khi->dkgi", out, dual, precision="highest")
     new_o = {"weight": turned_out.reshape(-1, K * G * H)}
     if "bias" in v:
         mean = jnp.zeros((K, H)) if side.mean is None else side.mean[index]

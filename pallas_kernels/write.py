@@ -30,10 +30,14 @@ from jkvq.pallas_kernels.words import GREATEST, as_bfloat16
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Turn:
-    """What happens to a token before it is coded: x -> (x - mean) R; None leaves a part out."""
+    """What happens to a token before it is coded: x -> (x - mean) R; None leaves a part out.
+
+    Queries meet such tokens as q R^-T, the rotation's dual: R itself if it is orthogonal.
+    """
 
     mean: Float[Array, "K H"] | None = None
     rotation: Float[Array, "K H H"] | Float[Array, "1 H H"] | None = None
+    dual: Float[Array, "K H H"] | Float[Array, "1 H H"] | None = None
 
 
 def scatter(
@@ -127,8 +131,10 @@ def write(
     if real is not None:
         shared["real"] = real.reshape(-1).astype(jnp.int32)
     if queries is not None:
-        H = queries.shape[-1]
-        shared["queries"] = queries.reshape(tokens, -1, H)
+        dual = key.turn.rotation if key.turn.dual is None else key.turn.dual
+        assert dual is not None
+        shared["dual"] = dual.astype(jnp.float16)
+        shared["queries"] = queries.reshape(tokens, -1, queries.shape[-1])
         shapes.append(jax.ShapeDtypeStruct(shared["queries"].shape, jnp.float32))
     written = pl.pallas_call(
         functools.partial(
@@ -209,13 +215,13 @@ def _kernel(*refs, tree, codecs, config: Config, interpret: bool):
         @pl.when(mine == 2)
         def _():
             group = shared["queries"].shape[1] // heads
-            each_block(_query_turner(shared["queries"], operands[0], outputs[-1], head, group))
+            each_block(_query_turner(shared, outputs[-1], head, group))
 
 
-def _query_turner(q_ref, operands: dict, out_ref, head, group: int):
+def _query_turner(shared: dict, out_ref, head, group: int):
     """Turns the queries of the heads that share a KV head."""
-    rotation = operands["rotation"]
-    R = rotation[head % rotation.shape[0]]
+    q_ref, dual = shared["queries"], shared["dual"]
+    R = dual[head % dual.shape[0]]
 
     def turn(token):
         channel = jnp.arange(q_ref.shape[2], dtype=jnp.int32)[None]

@@ -11,16 +11,26 @@ SHAPE = CacheShape(2, 2, 128)
 def random_calibration(
     shape: CacheShape = SHAPE, centroids: int = 16, bits: int = 3
 ) -> Calibration:
-    """Rotations are orthogonal, means far from zero, and widths keep the budget of ``bits``."""
+    """Rotations are orthogonal, but for the packed ones, which stretch directions by 1/2 to 2.
+
+    Means are far from zero, and widths keep the budget of ``bits``.
+    """
     rng = np.random.default_rng(0)
     L, K, H = shape
     widths = np.array([bits + 1, bits + 1, bits, bits, bits, bits, bits - 1, bits - 1])
+
+    def orthogonal() -> np.ndarray:
+        return np.linalg.qr(rng.normal(size=(L, K, H, H)))[0]
 
     def side() -> SideCalibration:
         blocks = np.resize(widths, H // 2)
         return SideCalibration(
             mean=rng.normal(0, 3, (L, K, H)).astype(np.float32),
-            rotation=np.linalg.qr(rng.normal(size=(L, K, H, H)))[0].astype(np.float32),
+            rotation=orthogonal().astype(np.float32),
+            packed_mean=rng.normal(0, 3, (L, K, H)).astype(np.float32),
+            packed_rotation=(orthogonal() * np.geomspace(0.5, 2, H) @ orthogonal()).astype(
+                np.float32
+            ),
             centroids=rng.normal(0, 1, (L, centroids, K, H)).astype(np.float32),
             widths=np.stack([[[rng.permutation(blocks) for _ in range(K)] for _ in range(L)]] * 8),
         )

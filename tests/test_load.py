@@ -121,7 +121,7 @@ def test_models_that_cannot_have_the_default_get_another_and_hear_why(tmp_path):
     write_converted(tmp_path / "odd", odd, llm.params, llm.tokenizer)
     sentence = (
         r"^the cache is saw-int4,center=true, not jkvq-int4: "
-        r"head_dim=24: key rotation oscar needs a power of two$"
+        r"head_dim=24: key rotation balanced needs a power of two$"
     )
     with pytest.warns(jkvq.CacheWarning, match=sentence):
         llm = jkvq.load(tmp_path / "odd", check=False)

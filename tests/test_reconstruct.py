@@ -52,8 +52,8 @@ def test_queries_read_what_the_cache_gives_back(cache, layer):
     last = slice(cuts[-2], T)
     out = np.asarray(outs[-1]).reshape(-1, 2, 2, 32)
     if value.rotation is not None:  # the output comes in the basis of the values
-        R = np.broadcast_to(value.rotation[layer % len(value.rotation)], (2, 32, 32))
-        out = np.einsum("tkgi,khi->tkgh", out, R)
+        R = np.asarray(value.rotation, np.float64)[layer % len(value.rotation)]
+        out = np.einsum("tkgi,kih->tkgh", out, np.broadcast_to(np.linalg.inv(R), (2, 32, 32)))
     if value.mean is not None:
         out = out + np.asarray(value.mean)[layer][None, :, None]
 

@@ -72,8 +72,8 @@ def test_two_runs_give_the_same_bytes_apart_from_the_time(tiny, made, tmp_path):
 def test_an_artefact_serves_several_caches(tiny, made):
     key = load_artefact(made).calibration.key
     for cache, mean, rotation in (
-        ("jkvq-int2", key.mean, key.rotation),
-        ("oscar-int2", None, key.rotation),
+        ("jkvq-int2", key.packed_mean, key.packed_rotation),
+        ("jkvq-int4", key.mean, key.rotation),
         ("int4,center=true", key.mean, None),
     ):
         basis = jkvq.with_cache(tiny, cache, made).basis.key
@@ -89,6 +89,7 @@ def test_the_artefact_of_other_weights_is_refused(made):
 @pytest.mark.parametrize(
     ("cache", "sentence"),
     [
+        ("oscar-int2", r"rotation oscar, and .* jkvq: .*calibrate .*--method oscar"),
         ("hessian-int4", r"rotation hessian, and .* jkvq: .*calibrate .*--method hessian"),
         ("kmeans16-int4", r"centroids of the keys: .*--method kmeans --centroids 16"),
         ("blockgtq-k3v3", r"widths of the keys: .*--method blockgtq"),
@@ -110,7 +111,7 @@ def test_a_kept_artefact_is_found_and_replaced(tiny, made):
     jkvq.calibrate(tiny, text=TEXT, tokens=100)
     folder = default_folder("tiny", "jkvq")
     assert load_artefact(folder).manifest.tokens == 100
-    assert jkvq.with_cache(tiny, "oscar-int2").basis.key.rotation is not None
+    assert jkvq.with_cache(tiny, "jkvq-int2").basis.key.rotation is not None
     jkvq.calibrate(tiny, text=TEXT, tokens=200)
     assert load_artefact(folder).manifest.tokens == 200
     assert files(folder) == files(made)

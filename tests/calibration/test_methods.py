@@ -1,5 +1,7 @@
 """Artefacts of the tiny model against float64 computations from its captured activations."""
 
+import itertools
+
 import numpy as np
 import pytest
 import scipy.linalg
@@ -31,8 +33,8 @@ def query_moment(layer, head: int) -> np.ndarray:
     return q.T @ q / len(q)
 
 
-def output_moment(layer, head: int, mean: np.ndarray) -> np.ndarray:
-    out = layer.out[:, head * G : head * G + G].reshape(-1, H) - mean
+def output_moment(layer, head: int) -> np.ndarray:
+    out = layer.out[:, head * G : head * G + G].reshape(-1, H)
     return out.T @ out / len(out)
 
 
@@ -54,14 +56,12 @@ def check_eigenvectors(U: np.ndarray, C: np.ndarray) -> None:
 
 
 @pytest.mark.parametrize("shared", [False, True])
-@pytest.mark.parametrize("method", ["oscar", "jkvq"])
-def test_oscar_rotations_equal_numpys(tiny, seen, tmp_path, method, shared):
-    artefact = made(tiny, tmp_path, method, shared=shared)
+def test_oscar_rotations_equal_numpys(tiny, seen, tmp_path, shared):
+    artefact = made(tiny, tmp_path, "oscar", shared=shared)
     for index, layer in enumerate(seen):
-        means = [layer.v[:, k].mean(0) if method == "jkvq" else np.zeros(H) for k in range(K)]
         seconds = {
             "key": [query_moment(layer, k) for k in range(K)],
-            "value": [output_moment(layer, k, means[k]) for k in range(K)],
+            "value": [output_moment(layer, k) for k in range(K)],
         }
         for name, second in seconds.items():
             found = getattr(artefact.calibration, name).rotation[index].astype(np.float64)
@@ -69,6 +69,51 @@ def test_oscar_rotations_equal_numpys(tiny, seen, tmp_path, method, shared):
                 C = np.mean(second, axis=0) if shared else second[head]
                 check_oscar(found[head], C)
             assert (found[0] == found[1]).all() == shared
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_balanced_rotations_equal_numpys(tiny, seen, tmp_path, shared):
+    """P = M M^T is the one positive solution of P C P = E, and P^(-1/2) M is OSCAR's rotation."""
+    calibration = made(tiny, tmp_path, "jkvq", shared=shared).calibration
+    for index, layer in enumerate(seen):
+        moments = {"key": [], "value": []}
+        W = np.asarray(tiny.params["layers"][index]["attention"]["o"]["weight"], np.float64)
+        for head in range(K):
+            heads = range(head * G, head * G + G)
+            received = np.sum([layer.S[n].sum(0) for n in heads], axis=0)
+            columns = [W[:, n * H : n * H + H] for n in heads]
+            reading = query_moment(layer, head), sum(w.T @ w for w in columns)
+            for name, x, E in zip(moments, (layer.k, layer.v), reading, strict=True):
+                mean = received @ x[:, head] / received.sum()
+                centred = x[:, head] - mean
+                moments[name].append(((centred * received[:, None]).T @ centred, E))
+                found = getattr(calibration, name).mean[index, head]
+                np.testing.assert_allclose(found, mean, atol=1e-5 * np.abs(mean).max())
+        for name, pairs in moments.items():
+            for head in range(K):
+                C, E = np.mean(pairs, axis=0) if shared else pairs[head]
+                C, E = (x + 1e-3 * np.trace(x) / H * np.eye(H) for x in (C, E))
+                M = getattr(calibration, name).rotation[index, head].astype(np.float64)
+                P = M @ M.T
+                back = P @ C @ P
+                np.testing.assert_allclose(
+                    back * np.trace(E) / np.trace(back), E, atol=1e-4 * np.abs(E).max()
+                )
+                half = scipy.linalg.sqrtm(P)
+                check_oscar(np.linalg.inv(half) @ M, half @ C @ half)
+
+
+def test_tokens_behind_windows_have_rotations_of_their_own(tiny, tmp_path):
+    long = Corpus("squares", "".join(chr(97 + i * i % 23) for i in range(500)))
+    found = jkvq.calibrate(tiny, text=long, tokens=500, out=tmp_path / "long").calibration
+    short = made(tiny, tmp_path, "jkvq").calibration
+    for side, part in itertools.product(("key", "value"), ("mean", "rotation")):
+        (all_tokens, packed), (as_all, as_packed) = (
+            [getattr(getattr(made, side), name) for name in (part, f"packed_{part}")]
+            for made in (found, short)
+        )
+        assert np.abs(packed - all_tokens).max() > 0.01
+        np.testing.assert_allclose(as_packed, as_all, atol=1e-5)  # no token has left the windows
 
 
 def test_means_equal_numpys(tiny, seen, tmp_path):
@@ -147,6 +192,7 @@ def test_ablations_change_what_they_name(tiny, seen, tmp_path):
         ({"tokens": 15}, "tokens=15: at least 16 are needed"),
         ({"tokens": 999}, "999 tokens were asked for and the text has 300"),
         ({"method": "hessian", "clip_for": "oscar-int2"}, "only with method oscar or jkvq"),
+        ({"key_target": "k"}, "only with method oscar"),
         ({"clip_for": "jkvq-int2"}, "does not clip; oscar-int2 does"),
         ({"colour": "red"}, "calibrate has no option 'colour'"),
         ({"self_written": True}, "a text and --self exclude each other"),

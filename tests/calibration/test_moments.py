@@ -28,13 +28,11 @@ def expected(seen, layer: int, head: int) -> dict[str, np.ndarray]:
         np.concatenate([getattr(w, name)[:, head] for w in windows])
         for name in ("k", "v", "k_before_rope")
     )
-    weight = np.concatenate([sum(w.S[n].sum(0) for n in heads) / G for w in windows])
     return {
         "qq": q.T @ q / len(q),
         "sq": received.T @ received / len(q),
         "kk": k.T @ k / len(k),
         "vv": v.T @ v / len(k),
-        "weighted_vv": (v * weight[:, None]).T @ v / len(k),
         "output": out.T @ out / len(q),
         "k_mean": k.mean(0),
         "k_mean_before_rope": before.mean(0),
@@ -43,6 +41,43 @@ def expected(seen, layer: int, head: int) -> dict[str, np.ndarray]:
         "q_energy": (q[:, :8] ** 2 + q[:, 8:] ** 2).mean(0),
         "k_energy": (k[:, :8] ** 2 + k[:, 8:] ** 2).mean(0),
     }
+
+
+def expected_read(seen, layer: int, head: int, *, packed: bool) -> dict[str, np.ndarray]:
+    """The moments that scores weight: of all tokens, or of those behind windows of 64 + 256."""
+    sums: dict[str, np.ndarray | float] = {}
+    for w in (found[layer] for found in seen):
+        k, v = w.k[:, head], w.v[:, head]
+        for n in range(head * G, head * G + G):
+            for t, q in enumerate(w.q[:, n]):
+                left = max(0, (t + 1 - 64 - 256) // 64 * 64)  # whole pages have left the windows
+                tokens = slice(64, 64 + left) if packed else slice(0, t + 1)
+                S = w.S[n, t, tokens]
+                for name, x in {
+                    "qq": S.sum() * np.outer(q, q),
+                    "kk": (k[tokens] * S[:, None]).T @ k[tokens],
+                    "vv": (v[tokens] * S[:, None]).T @ v[tokens],
+                    "k_mean": S @ k[tokens],
+                    "v_mean": S @ v[tokens],
+                    "weight": S.sum(),
+                }.items():
+                    sums[name] = sums.get(name, 0.0) + x / (len(w.q) * len(seen) * G)
+    return {name: np.asarray(x) for name, x in sums.items()}
+
+
+def test_moments_of_what_is_read_equal_their_definitions(tiny):
+    tokens = [(5 * i * i + i) % 256 for i in range(900)]
+    windows = [layers_of(tiny.params, part) for part in (tokens[:450], tokens[450:])]
+    moments, _ = observe(CONFIG, tiny.params, tokens, window=450)
+    for layer, head in np.ndindex(CONFIG.layers, CONFIG.kv_heads):
+        for kind in ("read", "packed"):
+            wanted = expected_read(windows, layer, head, packed=kind == "packed")
+            for name, x in wanted.items():
+                found = getattr(getattr(moments, kind), name)[layer, head]
+                assert np.abs(x).max() > 0
+                np.testing.assert_allclose(
+                    found, x, atol=1e-5 * np.abs(x).max(), rtol=0, err_msg=f"{kind} {name}"
+                )
 
 
 def test_moments_equal_their_definitions(tiny, seen):

@@ -41,6 +41,37 @@ def test_oscar_makes_the_diagonal_constant_and_is_orthogonal():
     np.testing.assert_allclose(product, np.broadcast_to(np.eye(32), R.shape), atol=1e-6)
 
 
+def test_balanced_shares_both_moments_among_channels_and_none_does_better():
+    stored, reading = _second(seed=0), _second(seed=1)
+    M, target = rotations.balanced(stored, reading)
+
+    def error(M: np.ndarray) -> np.ndarray:
+        """tr(M^T C M) tr(M^-1 E M^-T), by head."""
+        inverse = np.linalg.inv(M)
+        coded = np.einsum("...hi,...hj,...ji->...", M, stored, M)
+        return coded * np.einsum("...ih,...hj,...ij->...", inverse, reading, inverse)
+
+    for layer, head in np.ndindex(2, 3):
+        C, E, X = stored[layer, head], reading[layer, head], M[layer, head]
+        # The bound, whatever the matrix: the nuclear norm of the product of the moments' roots.
+        product = np.linalg.cholesky(C).T @ np.linalg.cholesky(E)
+        bound = np.linalg.svd(product)[1].sum() ** 2
+        assert bound <= error(M)[layer, head] <= 1.02 * bound  # damping takes the rest
+        for moment in (X.T @ C @ X, np.linalg.inv(X) @ E @ np.linalg.inv(X).T):
+            np.testing.assert_allclose(np.diag(moment), np.diag(moment).mean(), rtol=0.02)
+        assert np.linalg.slogdet(X)[1] == pytest.approx(0, abs=1e-9)
+    turned, wanted = np.linalg.eigvalsh(M.swapaxes(-1, -2) @ stored @ M), np.linalg.eigvalsh(target)
+    np.testing.assert_allclose(turned, wanted, atol=2e-3 * wanted.max())
+    assert (error(M) < 0.8 * error(rotations.oscar(reading))).all()
+
+
+def test_balanced_of_equal_moments_is_oscars_rotation():
+    second = _second()
+    np.testing.assert_allclose(
+        rotations.balanced(second, second)[0], rotations.oscar(second), atol=1e-6
+    )
+
+
 def test_oscar_without_factors_leaves_the_others():
     second = _second()
     U = rotations.eigen(second).vectors

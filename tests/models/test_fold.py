@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import jkvq
+from jkvq.basis import Calibration
 from jkvq.cache import empty_cache
 from jkvq.models.config import ModelConfig
 from jkvq.models.decoder import abstract_params, forward, logits
@@ -15,9 +16,14 @@ from tests.tiny import CONFIG, tiny_llm
 
 PLAIN = SideSpec(32, "float")
 TURNED = dataclasses.replace(PLAIN, rotation="oscar")
+BALANCED = dataclasses.replace(PLAIN, rotation="balanced", center=True)
 CENTRED = dataclasses.replace(PLAIN, center=True)
 BOTH = dataclasses.replace(TURNED, center=True)
 CALIBRATION = random_calibration(CONFIG.cache_shape)
+STRETCHING = Calibration(
+    key=dataclasses.replace(CALIBRATION.key, rotation=CALIBRATION.key.packed_rotation),
+    value=dataclasses.replace(CALIBRATION.value, rotation=CALIBRATION.value.packed_rotation),
+)
 
 
 def model(config: ModelConfig) -> jkvq.LLM:
@@ -42,14 +48,20 @@ def scores(llm: jkvq.LLM, own: str) -> np.ndarray:
 
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize(
-    ("key", "value"),
-    [(TURNED, PLAIN), (PLAIN, TURNED), (CENTRED, CENTRED), (BOTH, BOTH)],
-    ids=["keys turned", "values turned", "centred", "all"],
+    ("key", "value", "calibration"),
+    [
+        (TURNED, PLAIN, CALIBRATION),
+        (PLAIN, TURNED, CALIBRATION),
+        (CENTRED, CENTRED, CALIBRATION),
+        (BOTH, BOTH, CALIBRATION),
+        (BALANCED, BALANCED, STRETCHING),
+    ],
+    ids=["keys turned", "values turned", "centred", "all", "balanced"],
 )
-def test_rotation_and_centring_change_nothing_by_themselves(key, value, bias):
+def test_rotation_and_centring_change_nothing_by_themselves(key, value, calibration, bias):
     config = dataclasses.replace(CONFIG, qk_bias=bias, v_bias=bias)
     plain = model(config)
-    folded = jkvq.with_cache(plain, CacheSpec(key, value, page=8), CALIBRATION)
+    folded = jkvq.with_cache(plain, CacheSpec(key, value, page=8), calibration)
     for own in ("exact", "stored"):
         np.testing.assert_allclose(scores(folded, own), scores(plain, own), atol=1e-5)
 

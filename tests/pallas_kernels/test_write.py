@@ -13,7 +13,7 @@ from jkvq.cache_shape import CacheShape
 from jkvq.pallas_kernels.codecs import FloatCodec
 from jkvq.pallas_kernels.packed import Packed
 from jkvq.pallas_kernels.write import Config, Held, Side, scatter, writable, write
-from jkvq.spec import PRESETS, parse_spec
+from jkvq.spec import CALIBRATED_ROTATIONS, PRESETS, parse_spec
 from tests.made_up import random_calibration
 
 LAYER, PAGE, PAGES = 1, 16, 9
@@ -58,7 +58,7 @@ class Tokens:
         ]
 
     def assert_stored(self, found, expected):
-        """No token 5% farther off than the codec has it, 1% of values elsewhere, no other slot."""
+        """No token 5% farther off than the codec has it, 2% of values elsewhere, no other slot."""
         bases = self.basis.key, self.basis.value
         real = jnp.ones(self.page.shape, bool)
         for basis, tokens, a, b in zip(bases, (self.k, self.v), found, expected, strict=True):
@@ -72,10 +72,11 @@ class Tokens:
             ]
             # lo may round to the next bfloat16 number: 2^-7 of the largest value at most.
             close = 2**-6 * np.abs(decoded[1]).max(-1, keepdims=True)
+            # A code that turns at a tie may move a fitted step, and with it its whole token.
             far = (np.abs(decoded[0] - decoded[1]) > close).mean()
             error, wanted_error = (np.linalg.norm(y - x, axis=-1) for y in decoded)
             worse = (error / (wanted_error + 1e-3 * np.linalg.norm(x, axis=-1))).max()
-            assert worse <= 1.05 and far < 0.01, (worse, far)
+            assert worse <= 1.05 and far < 0.02, (worse, far)
 
 
 def _row(pages: Packed, page, slot) -> Packed:
@@ -108,8 +109,9 @@ def test_write_step_by_step(cache, head_dim):
     check(cache, head_dim, interpret=True)
 
 
-def test_queries_are_turned_in_the_same_launch():
-    tokens = Tokens("saw-int4,center=true", 64)
+@pytest.mark.parametrize("cache", ["saw-int4,center=true", "jkvq-int2"])
+def test_queries_are_turned_in_the_same_launch(cache):
+    tokens = Tokens(cache, 64)
     q = jax.random.normal(jax.random.key(1), (3, 11, 6, 64), jnp.bfloat16)
     key, value, turned = write(
         *tokens.sides(),
@@ -159,7 +161,7 @@ def _kernel_of(preset) -> tuple:
     """What the kernel is compiled for; presets that differ otherwise are the same to it."""
     sides = preset.spec.key, preset.spec.value
     fixed = [
-        side.rotation if side.rotation in ("none", "oscar", "hessian") else "" for side in sides
+        side.rotation if side.rotation in ("none", *CALIBRATED_ROTATIONS) else "" for side in sides
     ]
     return tuple(
         (side.bits, side.codec, side.clip, side.step, side.center, rotation)
