@@ -5,6 +5,7 @@ step, and its sums are added up in float64 on the host. Memory does not grow wit
 keys and values are captured.
 """
 
+import dataclasses
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -35,6 +36,23 @@ class Read:
     k_mean: Float[Any, "L K H"]
     v_mean: Float[Any, "L K H"]
     weight: Float[Any, "L K"]  # the scores that a query gives
+
+    def moved(self, k: Float[Any, "L K H"], v: Float[Any, "L K H"]) -> "Read":
+        """These means where keys and values are larger by k and v."""
+
+        def second(of, mean, by):
+            cross = mean[..., :, None] * by[..., None, :]
+            square = by[..., :, None] * by[..., None, :] * self.weight[..., None, None]
+            return of + cross + cross.swapaxes(-1, -2) + square
+
+        weight = self.weight[..., None]
+        return dataclasses.replace(
+            self,
+            kk=second(self.kk, self.k_mean, k),
+            vv=second(self.vv, self.v_mean, v),
+            k_mean=self.k_mean + weight * k,
+            v_mean=self.v_mean + weight * v,
+        )
 
 
 @jax.tree_util.register_dataclass
@@ -94,6 +112,10 @@ def observe(
         for chunk, count in windows(tokens, window):
             sums, activations = _observe_window(config, params, chunk, count, capture=capture)
             sums = jax.tree.map(lambda x: np.asarray(x, np.float64), sums)
+            # They were taken about the window's means, as float32 would lose the rest beside them.
+            means = sums.k_mean / int(count), sums.v_mean / int(count)
+            read, packed = (x.moved(*means) for x in (sums.read, sums.packed))
+            sums = dataclasses.replace(sums, read=read, packed=packed)
             total = sums if total is None else jax.tree.map(np.add, total, sums)
             kept.append([np.asarray(x)[:, : int(count)] for x in activations])
             bar.advance(int(count))
@@ -180,15 +202,17 @@ def _sums(q, k, v, before_rope, real, visible, packed) -> tuple[Array, Moments]:
 
     every = jnp.broadcast_to(weight[:, None], (len(weight), K))
     real_out = out * weight[:, None, None, None]
+    k_mean, v_mean = first(k, every), first(v, every)
+    k_left, v_left = (x - (mean / weight.sum())[None] for x, mean in ((k, k_mean), (v, v_mean)))
 
     def read(S) -> Read:
         given, received = S.sum(-1), S.sum((1, 2)).T / G  # [K, G, T], [S, K]
         return Read(
             qq=over_heads(q * jnp.sqrt(given).transpose(2, 0, 1)[..., None]),
-            kk=second(k, received),
-            vv=second(v, received),
-            k_mean=first(k, received),
-            v_mean=first(v, received),
+            kk=second(k_left, received),
+            vv=second(v_left, received),
+            k_mean=first(k_left, received),
+            v_mean=first(v_left, received),
             weight=received.sum(0),
         )
 
@@ -199,9 +223,9 @@ def _sums(q, k, v, before_rope, real, visible, packed) -> tuple[Array, Moments]:
         kk=second(k, every),
         vv=second(v, every),
         output=over_heads(real_out),
-        k_mean=first(k, every),
+        k_mean=k_mean,
         k_mean_before_rope=first(before_rope, every),
-        v_mean=first(v, every),
+        v_mean=v_mean,
         output_mean=first(real_out.mean(2), every),
         read=read(S),
         packed=read(jnp.where(packed[None, None], S, 0.0)),

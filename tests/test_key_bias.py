@@ -7,6 +7,7 @@ import pytest
 
 import jkvq
 from jkvq.basis import Calibration, SideCalibration
+from jkvq.calibration.moments import observe
 from jkvq.evaluate import Cached, compare, first_tokens, perplexity, read_text
 from jkvq.models.catalog import cached_file
 from jkvq.models.decoder import run
@@ -24,6 +25,30 @@ def _mean_keys(llm: jkvq.LLM) -> Calibration:
 
     run(llm.config, llm.params, jnp.asarray([TOKENS]), jnp.arange(256)[None], attend, None)
     return Calibration(key=SideCalibration(mean=np.stack(means).astype(np.float32)))
+
+
+def test_a_constant_in_the_keys_does_not_drown_the_moments_of_the_rest(tiny):
+    llm, seen = _model(tiny, 3000.0), []
+
+    def attend(_, q, k, v, state):
+        seen.append([np.asarray(x[0], np.float64) for x in (q, k)])
+        return jax.nn.dot_product_attention(q, k, v, is_causal=True), state
+
+    run(llm.config, llm.params, jnp.asarray([TOKENS]), jnp.arange(256)[None], attend, None)
+    read = observe(llm.config, llm.params, TOKENS)[0].read
+    G = BIASED.heads // BIASED.kv_heads
+    for layer, head in np.ndindex(
+        1, BIASED.kv_heads
+    ):  # the next layer sees what float32 made of it
+        q, k = seen[layer][0][:, head * G : head * G + G], seen[layer][1][:, head]
+        S = np.exp(np.einsum("tgh,sh->gts", q, k - k.mean(0)) / np.sqrt(BIASED.head_dim))
+        S = np.where(np.tri(256, dtype=bool), S, 0.0)
+        received = (S / S.sum(-1, keepdims=True)).sum((0, 1))
+        left = k - received @ k / received.sum()
+        wanted = (left * received[:, None]).T @ left / received.sum()
+        first = read.k_mean[layer, head]
+        found = read.kk[layer, head] - np.outer(first, first) / read.weight[layer, head]
+        np.testing.assert_allclose(found, wanted, atol=2e-3 * np.abs(wanted).max())
 
 
 def _kl(llm: jkvq.LLM) -> dict[str, float]:
