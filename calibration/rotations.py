@@ -67,7 +67,7 @@ def balanced(
     C^-1 and E. M = P^(1/2) R: the two moments are one and the same behind P^(1/2), and OSCAR's
     rotation of it gives every channel the same share of both.
     """
-    C, E = (_damped(_power(x, 1.0), _FLOOR) for x in (stored, reading))
+    C, E = _damped(stored, _FLOOR), _damped(reading, _FLOOR)
     root, inverse = _power(C, 0.5), _power(C, -0.5)
     half = _power(inverse @ _power(root @ E @ root, 0.5) @ inverse, 0.5)
     half = half / np.exp(np.linalg.slogdet(half)[1] / half.shape[-1])[..., None, None]
@@ -76,9 +76,7 @@ def balanced(
 
 
 def _power(second: np.ndarray, exponent: float) -> np.ndarray:
-    """Of a second moment; what float32 left below zero where a mean was taken out is zero."""
     values, vectors = np.linalg.eigh(second)
-    values = np.maximum(values, 0.0)
     return (vectors * values[..., None, :] ** exponent) @ vectors.swapaxes(-1, -2)
 
 
