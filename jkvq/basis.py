@@ -96,11 +96,11 @@ class SideBasis:
 
     def enter(self, x: Float[Array, "B T K H"], layer: int) -> Float[Array, "B T K H"]:
         """(x - mean) R, in float32 unless it is x itself."""
-        return _turned(self.centre(x, layer), self.of_layer(layer).rotation)
+        return _turned(self.centre(x, layer), self.of_layer(layer).own("rotation"))
 
     def leave(self, x: Float[Array, "B T K H"], layer: int) -> Float[Array, "B T K H"]:
         """x R^-1, in float32 unless it is x itself: without the mean, what ``enter`` undoes."""
-        dual = self.of_layer(layer).dual
+        dual = self.of_layer(layer).own("dual")
         return _turned(x, None if dual is None else dual.swapaxes(-1, -2))
 
     def centre(self, x: Float[Array, "B T K H"], layer: int) -> Float[Array, "B T K H"]:
@@ -111,16 +111,12 @@ class SideBasis:
 
     def of_layer(self, layer: int) -> Turn:
         """The mean and the rotation of one layer."""
-        mean = None if self.mean is None else self.mean[layer]
-        if self.rotation is None:
-            return Turn(mean)
-        index = layer if len(self.rotation) > 1 else 0
-        R = self.rotation[index]
-        return Turn(mean, R, R if self.dual is None else self.dual[index])
+        dual = self.rotation if self.dual is None else self.dual
+        return Turn(self.mean, self.rotation, dual, layer)
 
     def turn(self, q: Float[Array, "B T N H"], layer: int) -> Float[Array, "B T N H"]:
         """q R^-T, each query head by its KV head's R; float32 unless it is q itself."""
-        return _turned(q, self.of_layer(layer).dual)
+        return _turned(q, self.of_layer(layer).own("dual"))
 
     def codec(self, layer: int) -> Codec:
         spec = self.spec

@@ -50,7 +50,7 @@ def _fold_layer(config: ModelConfig, layer: Params, basis: Basis, index: int) ->
     turn = side.of_layer(index)
     R, dual = (
         jnp.broadcast_to(jnp.eye(H)[None] if x is None else x, (K, H, H))
-        for x in (turn.rotation, turn.dual)
+        for x in (turn.own("rotation"), turn.own("dual"))
     )
     weight = jnp.einsum("khd,khi->kid", v["weight"].reshape(K, H, -1), R, precision="highest")
     out = o["weight"].reshape(-1, K, G, H)

@@ -32,12 +32,20 @@ from jkvq.pallas_kernels.words import GREATEST, as_bfloat16
 class Turn:
     """What happens to a token before it is coded: x -> (x - mean) R; None leaves a part out.
 
-    Queries meet such tokens as q R^-T, the rotation's dual: R itself if it is orthogonal.
+    Queries meet such tokens as q R^-T, the rotation's dual: R itself if it is orthogonal. The
+    arrays are those of all layers, or one for all, and ``layer`` says whose turn it is: the kernel
+    reads what it needs, and nothing is sliced or converted layer by layer.
     """
 
-    mean: Float[Array, "K H"] | None = None
-    rotation: Float[Array, "K H H"] | Float[Array, "1 H H"] | None = None
-    dual: Float[Array, "K H H"] | Float[Array, "1 H H"] | None = None
+    mean: Float[Array, "L K H"] | None = None
+    rotation: Float[Array, "L K H H"] | Float[Array, "1 1 H H"] | None = None
+    dual: Float[Array, "L K H H"] | Float[Array, "1 1 H H"] | None = None
+    layer: int | Int[Array, ""] = 0
+
+    def own(self, name: str) -> Array | None:
+        """A part, of this layer."""
+        array = getattr(self, name)
+        return None if array is None else array[self.layer if len(array) > 1 else 0]
 
 
 def scatter(
@@ -121,7 +129,7 @@ def write(
     K = key.pages.kv_heads
     tokens = page.size
     shared = {
-        "layer": jnp.asarray(layer, jnp.int32).reshape(1),
+        "layer": _scalar(layer),
         "page": page.reshape(-1).astype(jnp.int32),
         "slot": slot.reshape(-1).astype(jnp.int32),
     }
@@ -131,9 +139,9 @@ def write(
     if real is not None:
         shared["real"] = real.reshape(-1).astype(jnp.int32)
     if queries is not None:
-        dual = key.turn.rotation if key.turn.dual is None else key.turn.dual
-        assert dual is not None
-        shared["dual"] = dual.astype(jnp.float16)
+        assert key.turn.dual is not None
+        shared["dual"] = key.turn.dual.astype(jnp.float16)
+        shared["turn"] = _scalar(key.turn.layer)
         shared["queries"] = queries.reshape(tokens, -1, queries.shape[-1])
         shapes.append(jax.ShapeDtypeStruct(shared["queries"].shape, jnp.float32))
     written = pl.pallas_call(
@@ -171,6 +179,7 @@ def _operands(side: Side) -> dict:
         }
     else:
         operands = {"x": side.tokens.reshape(-1, *side.tokens.shape[2:])}
+    operands["turn"] = _scalar(side.turn.layer)
     if side.turn.mean is not None:
         operands["mean"] = side.turn.mean
     if side.turn.rotation is not None:
@@ -178,6 +187,15 @@ def _operands(side: Side) -> dict:
     if isinstance(side.codec, AffineCodec) and side.codec.clip is not None:
         operands["clip"] = side.codec.clip.reshape(1)
     return operands
+
+
+def _scalar(x: int | Int[Array, ""]) -> Int[Array, " 1"]:
+    return jnp.asarray(x, jnp.int32).reshape(1)
+
+
+def _matrix(ref, layer, head):
+    """The layer's and head's own, of matrices [L, K, H, H] or one for all, [1, 1, H, H]."""
+    return ref[layer % ref.shape[0], head % ref.shape[1]]
 
 
 def _kernel(*refs, tree, codecs, config: Config, interpret: bool):
@@ -220,8 +238,7 @@ def _kernel(*refs, tree, codecs, config: Config, interpret: bool):
 
 def _query_turner(shared: dict, out_ref, head, group: int):
     """Turns the queries of the heads that share a KV head."""
-    q_ref, dual = shared["queries"], shared["dual"]
-    R = dual[head % dual.shape[0]]
+    q_ref, R = shared["queries"], _matrix(shared["dual"], shared["turn"][0], head)
 
     def turn(token):
         channel = jnp.arange(q_ref.shape[2], dtype=jnp.int32)[None]
@@ -270,9 +287,9 @@ def _loader(operands: dict, head):
     held = "held" in operands
     source = operands["held" if held else "x"]
     H = source.shape[-1]
-    R = None
+    turn, R = operands["turn"][0], None
     if "rotation" in operands:
-        R = operands["rotation"][head % operands["rotation"].shape[0]]
+        R = _matrix(operands["rotation"], turn, head)
 
     def load(layer, token):
         channel = jnp.arange(H, dtype=jnp.int32)[None]
@@ -283,7 +300,7 @@ def _loader(operands: dict, head):
             x = source[token[:, None], head, channel]
         x = x.astype(jnp.float32)
         if "mean" in operands:
-            x = x - operands["mean"][head, channel]
+            x = x - operands["mean"][turn, head, channel]
         return x if R is None else dot(x.astype(jnp.float16), R, (1, 0))
 
     return load

@@ -35,9 +35,14 @@ def _captured(tiny):
     return found
 
 
+def _held(x):
+    """As a window holds it."""
+    return x.astype(np.float16).astype(np.float64)
+
+
 def _coded(x):
     """int2 of a token that was held in 16 bits."""
-    x, out = reference.bf16(x), np.zeros(x.shape)
+    x, out = _held(x), np.zeros(x.shape)
     for t, head in np.ndindex(x.shape[:2]):
         codes, scales, los, _ = reference.affine_min_max(x[t, head], 2, x.shape[-1])
         out[t, head] = los + scales * codes
@@ -45,7 +50,7 @@ def _coded(x):
 
 
 def _expected(q, k, v, out_weight):
-    coded_k, coded_v, held_k, held_v = _coded(k), _coded(v), reference.bf16(k), reference.bf16(v)
+    coded_k, coded_v, held_k, held_v = _coded(k), _coded(v), _held(k), _held(v)
     score, kl, top, mixed, error = [], [], [], [], []
     scale, groups = CONFIG.head_dim**-0.5, CONFIG.heads // CONFIG.kv_heads
     for t in range(T):
