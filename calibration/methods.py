@@ -176,12 +176,16 @@ def output_projections(config: ModelConfig, params: Params) -> Float[np.ndarray,
 
 
 def _balanced(label, options: Options, moments: Moments, projected) -> Solution:
-    """Balanced rotations: of all tokens, and of those that queries read behind windows."""
+    """Balanced rotations: of all tokens, and of those that queries read behind windows.
+
+    The latter are few, and differ from text to text: they are damped more, and centred plainly.
+    """
     # Texts that are shorter than the windows have none of these: then they are as all tokens.
     packed = jax.tree.map(lambda a, b: a + _LITTLE * b, moments.packed, moments.read)
     sides: dict[str, dict[str, np.ndarray]] = {"key": {}, "value": {}}
     spectra = {}
-    for prefix, read in (("packed_", packed), ("", moments.read)):
+    plain = {"key": moments.k_mean, "value": moments.v_mean}
+    for prefix, read, damping in (("packed_", packed, 3e-2), ("", moments.read, 1e-3)):
         for name, second, first, reading in (
             ("key", read.kk, read.k_mean, read.qq),
             ("value", read.vv, read.v_mean, projected),
@@ -189,8 +193,9 @@ def _balanced(label, options: Options, moments: Moments, projected) -> Solution:
             weight = read.weight[..., None]
             stored = second - first[..., :, None] * (first / weight)[..., None, :]
             moved = [rotations.shared(x) if options.shared else x for x in (stored, reading)]
-            M, target = rotations.balanced(*moved, options.without)
-            sides[name] |= {f"{prefix}mean": first / weight, f"{prefix}rotation": M}
+            M, target = rotations.balanced(*moved, options.without, damping)
+            mean = plain[name] if prefix else first / weight
+            sides[name] |= {f"{prefix}mean": mean, f"{prefix}rotation": M}
             spectra[name] = _spectra(target, stored, M)
     key, value = (SideCalibration(**jax.tree.map(_float32, sides[name])) for name in sides)
     return Solution(Calibration(key, value, label), **spectra)

@@ -14,7 +14,6 @@ from jkvq.rotation import block_hadamard, hadamard
 
 FACTORS = ("eigenvectors", "hadamard", "bit-reversal")
 _DAMPING = 0.01  # of the mean diagonal, added to the Hessian's
-_FLOOR = 1e-3  # the same for the moments that are balanced
 
 
 class Eigen(NamedTuple):
@@ -58,6 +57,7 @@ def balanced(
     stored: Float[np.ndarray, "*heads H H"],
     reading: Float[np.ndarray, "*heads H H"],
     without: Collection[str] = (),
+    damping: float = 1e-3,
 ) -> tuple[Float[np.ndarray, "*heads H H"], Float[np.ndarray, "*heads H H"]]:
     """M that makes least of a coding error, and the second moment that it has OSCAR turn.
 
@@ -67,7 +67,7 @@ def balanced(
     C^-1 and E. M = P^(1/2) R: the two moments are one and the same behind P^(1/2), and OSCAR's
     rotation of it gives every channel the same share of both.
     """
-    C, E = _damped(stored, _FLOOR), _damped(reading, _FLOOR)
+    C, E = _damped(stored, damping), _damped(reading, damping)
     root, inverse = _power(C, 0.5), _power(C, -0.5)
     half = _power(inverse @ _power(root @ E @ root, 0.5) @ inverse, 0.5)
     half = half / np.exp(np.linalg.slogdet(half)[1] / half.shape[-1])[..., None, None]
