@@ -124,7 +124,11 @@ def check_method(method: str, options: Options, head_dim: int, tokens: int) -> N
         )
     targets = options.key_target, options.value_target
     if method != "oscar" and targets != (Options.key_target, Options.value_target):
-        raise UserError("key_target and value_target: only with method oscar")
+        raise UserError(
+            f"key_target={options.key_target}, value_target={options.value_target}: other targets "
+            f"than {Options.key_target} and {Options.value_target} only with method oscar, and the "
+            f"method is {method}"
+        )
     if options.clip_for is not None and method not in ("jkvq", "oscar"):
         raise UserError(f"clip_for={options.clip_for}: only with method oscar or jkvq")
 
