@@ -238,15 +238,14 @@ def _blocks(widths: np.ndarray, bits: int, seed: int) -> tuple[Array, Allocation
         raise UserError(
             f"a head has {group.max() + 1} different block widths; {BLOCK_GROUPS} may be stored"
         )
-    spans = np.zeros((L, K, BLOCK_GROUPS, 4), np.int32)
+    size = np.ones((L, K, BLOCK_GROUPS), np.int32)
     rotation = np.zeros((L, K, 2 * half, 2 * half))
     for layer, head in np.ndindex(L, K):
         for index in range(group[layer, head].max() + 1):
             columns = np.flatnonzero(group[layer, head] == index)
-            first = columns[0]
-            bit = width[layer, head, :first].sum()
-            spans[layer, head, index] = first, len(columns), width[layer, head, first], bit
+            size[layer, head, index] = len(columns)
             rows = order[layer, head, columns]
             rotation[layer, head][np.ix_(rows, columns)] = random_rotation(len(columns), seed)
-    arrays = (jnp.asarray(array, jnp.int32) for array in (width, group, spans))
+    offset = np.cumsum(width, axis=-1) - width
+    arrays = (jnp.asarray(array, jnp.int32) for array in (width, offset, group, size))
     return jnp.asarray(rotation, jnp.float32), Allocation(*arrays)

@@ -127,9 +127,9 @@ class AffineCodec:
 
 @dataclass(frozen=True)
 class LloydCodec(_Dense):
-    """A norm for each group and the nearest level for each channel (lloyd.py).
+    """A unit for each group and the nearest level for each channel (lloyd.py).
 
-    Invariants: norms are bfloat16 and >= 0; a code is below 2^width of its channel; a head takes
+    Invariants: units are float16 and >= 0; a code is below 2^width of its channel; a head takes
     the whole words that its widths add up to, ``bits`` for each channel on average.
     """
 
@@ -138,24 +138,24 @@ class LloydCodec(_Dense):
 
     def encode(self, x):
         allocation = self.of_heads(*x.shape[-2:])
-        codes, norms = lloyd.encode(x.astype(jnp.float32), allocation)
+        codes, units = lloyd.encode(x.astype(jnp.float32), allocation)
         if self.allocation is None:
             packed = pack(codes, self.bits)
         else:
             packed = pack_stream(codes, allocation.width, packed_words(x.shape[-1], self.bits))
         stream = self.allocation is not None
-        return Packed(packed, to_words(norms, jnp.bfloat16), stream=stream)
+        return Packed(packed, to_words(units, jnp.float16), stream=stream)
 
     def decode(self, tokens, real):
         assert tokens.params is not None
-        norms = jnp.where(real[..., None, None], from_words(tokens.params, jnp.bfloat16), 0.0)
+        units = jnp.where(real[..., None, None], from_words(tokens.params, jnp.float16), 0.0)
         K, words = tokens.codes.shape[-2:]
         allocation = self.of_heads(K, words * WORD // self.bits)
         if self.allocation is None:
             codes = unpack(tokens.codes, self.bits)
         else:
             codes = unpack_stream(tokens.codes, allocation.width)
-        return lloyd.decode(codes, norms, allocation)
+        return lloyd.decode(codes, units, allocation)
 
     def of_heads(self, heads: int, channels: int) -> lloyd.Allocation:
         """The allocation, written out if it is the same width everywhere."""

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from jkvq.pallas_kernels import decode, write
-from jkvq.pallas_kernels.codecs import Codec, FloatCodec
+from jkvq.pallas_kernels.codecs import Codec, FloatCodec, LloydCodec
 
 # "reference": plain JAX, in float32, on any device.
 # "pallas": the kernels, on an NVIDIA GPU of compute capability 8 or more.
@@ -23,7 +23,12 @@ Implementation = Literal["reference", "pallas", "interpret"]
 _TUNED = Path(__file__).parent / "tuned"
 _DEFAULTS = {
     # programs per multiprocessor, warps, stages
-    "decode": {"float": [4, 4, 2], "windows": [4, 4, 2], "packed": [8, 1, 2]},
+    "decode": {
+        "float": [4, 4, 2],
+        "windows": [4, 4, 2],
+        "packed": [8, 1, 2],
+        "stream": [8, 1, 2],
+    },
     # tokens, blocks, warps: of thousands of tokens, and of a few
     "write": {"many": [64, 4, 4], "few": [16, 1, 4]},
 }
@@ -53,6 +58,8 @@ def decode_config(codec: Codec) -> decode.Config:
     kind = "packed"
     if isinstance(codec, FloatCodec):
         kind = "windows" if codec.floats == jnp.float16 else "float"
+    if isinstance(codec, LloydCodec) and codec.allocation is not None:
+        kind = "stream"
     per_core, warps, stages = _settings()["decode"][kind]
     cores = getattr(jax.devices()[0], "core_count", None) or 1
     return decode.Config(per_core * cores, warps, stages)

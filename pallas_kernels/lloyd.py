@@ -1,8 +1,9 @@
-"""The Lloyd-Max quantizer with norms (TurboQuant-MSE): x^ = norm / sqrt(d) * level[code].
+"""The Lloyd-Max quantizer with norms (TurboQuant-MSE): x^ = unit * level[code].
 
 The d channels of a group, rotated beforehand so that they look Gaussian, are divided by their norm
-and coded to the nearest Lloyd-Max level of N(0, 1/d). The norm is stored in bfloat16. Groups of a
-head may have different widths; their channels stand together, widest group first.
+over sqrt(d), their unit, and coded to the nearest Lloyd-Max level of N(0, 1). The unit is stored in
+float16. Groups of a head may have different widths; their channels stand together, widest group
+first.
 
 Levels are odd polynomials of the code, of four terms at most, so that kernels compute them instead
 of looking them up. Up to 3 bits that leaves the Lloyd-Max levels as they are; above, the levels are
@@ -20,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, UInt8
 
-from jkvq.pallas_kernels.words import as_bfloat16
+from jkvq.pallas_kernels.words import as_float16
 
 MAX_BITS = 8
 TERMS = 4  # of the polynomials
@@ -69,56 +70,49 @@ class Allocation:
     """How wide each rotated channel's code is.
 
     width: bits of each channel, descending.
+    offset: the bit of the head's stream where each channel's code begins.
     group: index of each channel's group, ascending; a group is the channels of equal width.
-    spans: of each group its first channel, how many there are, their width, and the bit of the
-        head's stream where their codes begin; zeros where there is no such group.
+    size: channels of each group, 1 where there is no such group.
     """
 
     width: Int[Array, "K H"]
+    offset: Int[Array, "K H"]
     group: Int[Array, "K H"]
-    spans: Int[Array, "K n 4"]
-
-    @property
-    def size(self) -> Int[Array, "K n"]:
-        """Channels of each group, 1 where there is no such group."""
-        return jnp.maximum(self.spans[..., 1], 1)
+    size: Int[Array, "K n"]
 
 
 def uniform_allocation(heads: int, channels: int, bits: int) -> Allocation:
     """Every channel the same width, in one group."""
-    return Allocation(
-        jnp.full((heads, channels), bits, jnp.int32),
-        jnp.zeros((heads, channels), jnp.int32),
-        jnp.tile(jnp.asarray([0, channels, bits, 0], jnp.int32), (heads, 1, 1)),
-    )
+    each = jnp.tile(jnp.arange(channels, dtype=jnp.int32), (heads, 1))
+    size = jnp.full((heads, 1), channels, jnp.int32)
+    return Allocation(jnp.full_like(each, bits), each * bits, jnp.zeros_like(each), size)
 
 
 def encode(
     x: Float[Array, "B T K H"], allocation: Allocation
 ) -> tuple[UInt8[Array, "B T K H"], Float[Array, "B T K n"]]:
-    """(codes, norms)."""
-    norms = jnp.einsum("btkh,khn->btkn", x * x, _member(allocation), precision="highest")
-    norms = as_bfloat16(jnp.sqrt(norms))
-    unit = _unit(norms, allocation)
+    """(codes, units)."""
+    squares = jnp.einsum("btkh,khn->btkn", x * x, _member(allocation), precision="highest")
+    units = as_float16(jnp.sqrt(squares / allocation.size.astype(jnp.float32)[None, None]))
+    unit = _of_channels(units, allocation)
     ratio = x / jnp.where(unit > 0, unit, 1.0)
     edges = _table(lambda levels: [*np.add(levels[1:], levels[:-1]) / 2, np.inf])
     codes = (ratio[..., None] > edges[allocation.width][None, None]).sum(-1)
-    return codes.astype(jnp.uint8), norms
+    return codes.astype(jnp.uint8), units
 
 
 def decode(
-    codes: UInt8[Array, "B T K H"], norms: Float[Array, "B T K n"], allocation: Allocation
+    codes: UInt8[Array, "B T K H"], units: Float[Array, "B T K n"], allocation: Allocation
 ) -> Float[Array, "B T K H"]:
     """x^."""
     levels = _table(lambda levels: levels).reshape(-1)
     chosen = levels[allocation.width[None, None] * 2**MAX_BITS + codes.astype(jnp.int32)]
-    return chosen * _unit(norms, allocation)
+    return chosen * _of_channels(units, allocation)
 
 
-def _unit(norms: Float[Array, "B T K n"], allocation: Allocation) -> Float[Array, "B T K H"]:
-    """What a level of one is worth in each channel: its group's norm over sqrt(d)."""
-    unit = norms * jax.lax.rsqrt(allocation.size.astype(jnp.float32))[None, None]
-    return jnp.einsum("btkn,khn->btkh", unit, _member(allocation), precision="highest")
+def _of_channels(units: Float[Array, "B T K n"], allocation: Allocation) -> Float[Array, "B T K H"]:
+    """Each channel's own."""
+    return jnp.einsum("btkn,khn->btkh", units, _member(allocation), precision="highest")
 
 
 def _member(allocation: Allocation) -> Float[Array, "K H n"]:

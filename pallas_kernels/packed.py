@@ -17,7 +17,7 @@ class Packed:
     codes: words of packed codes (packing.py) or of whole floats (words.py).
     stream: whether codes have unequal widths: tokens come last in pages then, [L, P, K, words, p],
         so that what differs by channel is the same along a tile's rows.
-    params: the words of bfloat16 numbers, n for each token and head; tokens last in pages, so that
+    params: the words of 16-bit floats, n for each token and head; tokens last in pages, so that
         a tile loads whole. None where the codec has none.
     index: of each token's centroid. None where there are no centroids.
     """

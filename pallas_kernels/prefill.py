@@ -106,16 +106,16 @@ def _only_where(some: Bool[Array, " B"], out, lse):
 
 def _fused(q, k, v, *, scale: float, fused: Fused, causal=False, mask=None, lengths=None):
     if fused == "xla":
-        out, lse = jax.nn.dot_product_attention(
-            *(x.astype(jnp.float32) for x in (q, k, v)),
-            mask=mask,
-            scale=scale,
-            is_causal=causal,
-            key_value_seq_lengths=lengths,
-            implementation="xla",
-            return_residual=True,
-        )
-        return out, lse
+        with jax.default_matmul_precision("highest"):  # no TF32
+            return jax.nn.dot_product_attention(
+                *(x.astype(jnp.float32) for x in (q, k, v)),
+                mask=mask,
+                scale=scale,
+                is_causal=causal,
+                key_value_seq_lengths=lengths,
+                implementation="xla",
+                return_residual=True,
+            )
     # jax.nn.dot_product_attention would round the lse to the inputs' 16 bits.
     kind, padding = (cudnn.MaskType.CAUSAL if causal else cudnn.MaskType.NO_MASK), {}
     if lengths is not None:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 
 import jax.numpy as jnp
 from jax import lax
-from jax.experimental import pallas as pl
 
 from jkvq.pallas_kernels.codecs import AffineCodec, Codec, FloatCodec, LloydCodec
 from jkvq.pallas_kernels.packed import Packed
@@ -25,7 +24,7 @@ from jkvq.pallas_kernels.unpack import (
 )
 
 ROWS = 16  # of a matrix product, the least a tensor core takes: query heads, filled up
-_STREAM_PIECE = 16  # channels of a stream that are read at once
+_STREAM_PIECE = 32  # channels of a stream that are read at once
 
 
 @dataclass(frozen=True)
@@ -41,23 +40,23 @@ class Page:
         """A tile [p, width] of words from ``start`` on, going round after ``wrap`` of them."""
         if (start, width, wrap) not in self.loaded:
             column = lax.broadcasted_iota(jnp.int32, (1, width), 1)
-            column = start + (column if wrap is None else column % wrap)
+            column = start + (column if wrap is None else lax.rem(column, wrap))
             shape = (self.tokens, width)
             token = lax.broadcasted_iota(jnp.int32, shape, 0)
             at = (*self.at, token, jnp.broadcast_to(column, shape))
             self.loaded[start, width, wrap] = self.refs["codes"][at]
         return self.loaded[start, width, wrap]
 
-    def rows(self, word):
-        """The words [n, p] with these numbers [n, 1] of a stream, of every token."""
-        shape = (word.shape[0], self.tokens)
+    def rows(self, name: str, row):
+        """The words [n, p] of every token in rows [n, 1] of params, or of a stream's codes."""
+        shape = (row.shape[0], self.tokens)
         token = lax.broadcasted_iota(jnp.int32, shape, 1)
-        return self.refs["codes"][(*self.at, jnp.broadcast_to(word, shape), token)]
+        return self.refs[name][(*self.at, jnp.broadcast_to(row, shape), token)]
 
-    def param(self, i):
+    def param(self, i: int, floats=jnp.bfloat16):
         """A number [p] of every token."""
         words = self.refs["params"][(*self.at, i)]
-        return lax.bitcast_convert_type(words, jnp.bfloat16).astype(jnp.float32)
+        return lax.bitcast_convert_type(words, floats).astype(jnp.float32)
 
     def index(self):
         layer, page, _ = self.at
@@ -190,7 +189,7 @@ class AffineTiles:
 
 
 class LevelTiles:
-    """norm / sqrt(d) * level[code], the same width everywhere."""
+    """unit * level[code], the same width everywhere."""
 
     def __init__(self, codec: LloydCodec, channels: int, *, interpret: bool):
         self.channels, self.bits, self.interpret = channels, codec.bits, interpret
@@ -200,22 +199,19 @@ class LevelTiles:
         words = [page.words(part[i].word, part[i].width, part[i].wrap) for part in self.parts]
         return level_tile(words, [part[i] for part in self.parts], interpret=self.interpret)
 
-    def _scale(self, page: Page):
-        return page.param(0) * self.channels**-0.5
-
     def query(self, load, scale):
         pieces = self.parts[0]
         return [(load(_span(p.start, p.width)) * scale).astype(jnp.float16) for p in pieces]
 
     def scores(self, query, page: Page):
         total = sum(dot(q, self._tile(page, i), (1, 1)) for i, q in enumerate(query))
-        return total * self._scale(page)[None]
+        return total * page.param(0, jnp.float16)[None]
 
     def zero(self):
         return _scaled_zero([piece.width for piece in self.parts[0]])
 
     def add(self, total, weights, decay, page: Page, real):
-        scale = jnp.where(real, self._scale(page), 0.0)
+        scale = jnp.where(real, page.param(0, jnp.float16), 0.0)
         return _scaled_add(total, weights, decay, scale, lambda i: self._tile(page, i))
 
     def finish(self, total):
@@ -224,9 +220,9 @@ class LevelTiles:
 
 
 class StreamTiles:
-    """norm / sqrt(d) * level[code] for each group of channels of equal width, in a stream.
+    """unit * level[code] in a stream, each channel of its own width and with its group's unit.
 
-    A group is read some channels at a time; what is read past its end meets a query of zeros.
+    The loop over channels keeps what differs by channel from filling the registers.
     """
 
     def __init__(self, channels: int, head, refs: dict, *, interpret: bool):
@@ -237,31 +233,25 @@ class StreamTiles:
 
     def scores(self, query, page: Page):
         load, scale = query
+
+        def some(i, total):
+            channel = i * _STREAM_PIECE + jnp.arange(_STREAM_PIECE, dtype=jnp.int32)
+            q = (load(channel) * scale).astype(jnp.float16)
+            return total + dot(q, self._tile(page, channel[:, None]), (1, 0))
+
         nothing = jnp.zeros((ROWS, page.tokens), jnp.float32)
+        return lax.fori_loop(0, self.channels // _STREAM_PIECE, some, nothing)
 
-        def group(n, total):
-            first, count, width, bit = (self.refs["spans"][self.head, n, i] for i in range(4))
-            levels = [self.refs["levels"][width, i] for i in range(self.refs["levels"].shape[1])]
-
-            def some(i, products):
-                channel = first + i * _STREAM_PIECE + jnp.arange(_STREAM_PIECE, dtype=jnp.int32)
-                q = load(jnp.minimum(channel, self.channels - 1))
-                q = jnp.where((channel < first + count)[None], q * scale, 0.0).astype(jnp.float16)
-                return products + dot(
-                    q, self._tile(page, bit, channel - first, width, levels), (1, 0)
-                )
-
-            products = lax.fori_loop(0, pl.cdiv(count, _STREAM_PIECE), some, nothing)
-            unit = lax.rsqrt(jnp.maximum(count, 1).astype(jnp.float32))
-            return total + products * (page.param(n) * unit)[None]
-
-        return lax.fori_loop(0, self.refs["spans"].shape[1], group, nothing)
-
-    def _tile(self, page: Page, bit, channel, width, levels: list):
-        start = (bit + channel * width)[:, None]
-        word, last = start >> 4, self.refs["codes"].shape[-2] - 1  # a word has 2^4 bits
-        low, high = (page.rows(jnp.minimum(x, last)) for x in (word, word + 1))
-        return stream_tile(low, high, start & (WORD - 1), levels, width, interpret=self.interpret)
+    def _tile(self, page: Page, channel):
+        offset, width, group = (
+            self.refs[name][self.head, channel] for name in ("offset", "width", "group")
+        )
+        word, last = offset >> 4, self.refs["codes"].shape[-2] - 1  # a word has 2^4 bits
+        low, high = (page.rows("codes", jnp.minimum(x, last)) for x in (word, word + 1))
+        levels = [self.refs["levels"][width, i] for i in range(self.refs["levels"].shape[1])]
+        unit = lax.bitcast_convert_type(page.rows("params", group), jnp.float16)
+        bit = offset & (WORD - 1)
+        return stream_tile(low, high, bit, width, levels, unit, interpret=self.interpret)
 
 
 def _span(start: int, width: int):
@@ -290,7 +280,9 @@ def codec_operands(pages: Packed, codec: Codec) -> dict:
         operands["centroids"] = codec.centroids.astype(jnp.float16)
     if isinstance(codec, LloydCodec) and codec.allocation is not None:
         operands |= {
-            "spans": codec.allocation.spans,
+            "offset": codec.allocation.offset,
+            "width": codec.allocation.width,
+            "group": codec.allocation.group,
             "levels": level_rows(),
         }
     return {name: value for name, value in operands.items() if value is not None}
@@ -308,7 +300,7 @@ def make_tiles(codec: Codec, refs: dict, channels: int, head, *, exact_query, in
     if isinstance(codec, AffineCodec):
         return AffineTiles(codec, channels, head, refs.get("centroids"), interpret=interpret)
     if isinstance(codec, LloydCodec):
-        if "spans" in refs:
+        if "offset" in refs:
             return StreamTiles(channels, head, refs, interpret=interpret)
         return LevelTiles(codec, channels, interpret=interpret)
     return FloatTiles(codec, channels, exact_query=exact_query)

@@ -125,53 +125,49 @@ def level_tile(words: list, parts: list[Piece], *, interpret: bool):
     return _polynomial(tiles, steps, 2.0**-bits - 1, coefficients, interpret=interpret)
 
 
-def stream_tile(low, high, bit, levels: list, width, *, interpret: bool):
-    """Levels in float16, [channels, p], of codes that begin at a bit of a word and may go on in the
-    next one: ``bit`` is [channels, 1], ``width`` the same for all; ``levels`` as in level_rows.
+def stream_tile(low, high, bit, width, levels: list, unit, *, interpret: bool):
+    """unit * level in float16, [channels, p], of codes that begin at a bit of a word and may go on
+    in the next one; ``bit``, ``width`` and ``levels`` (columns of level_rows) are [channels, 1].
     """
-    step, base, *coefficients = levels
     mask = jnp.left_shift(jnp.int32(1), width) - 1
-    first = mask & jnp.right_shift(
-        jnp.int32(0xFFFF), bit
-    )  # of a code's bits, those in its first word
+    # u = (2c + 1) / 2^width - 1: the step is a power of two
+    step = lax.bitcast_convert_type(((16 - width) << 10).astype(jnp.uint16), jnp.float16)
+    base = step * jnp.float16(0.5) - jnp.float16(1)
     if interpret:
         low, high = (words.astype(jnp.int32) for words in (low, high))
-        codes = ((low >> bit) & first) | ((high << (WORD - bit)) & (mask - first))
-        tile = codes.astype(jnp.float16)
+        tile = (((low | (high << WORD)) >> bit) & mask).astype(jnp.float16)
     else:
-        rows = [
-            jnp.broadcast_to(x, low.shape).astype(jnp.uint16) for x in (bit, first, mask - first)
-        ]
-        # Two words a register: what a shift brings over from the other one is masked.
+        rows = [jnp.broadcast_to(x, low.shape).astype(jnp.uint16) for x in (bit, mask)]
+        # Two channels or two tokens a register: each with its own shift, then as in code_tile.
         tile = _by_two(
             f"""
+            prmt.b32 t, $1, $2, 0x5410;
+            prmt.b32 u, $1, $2, 0x7632;
             and.b32 s, $3, 0xFFFF;
-            shr.b32 t, $1, s;
-            sub.u32 s, 16, s;
-            shl.b32 u, $2, s;
+            shr.b32 t, t, s;
+            shr.b32 s, $3, 16;
+            shr.b32 u, u, s;
+            prmt.b32 t, t, u, 0x5410;
             lop3.b32 t, t, $4, {hex(_MAGIC * 0x10001)}, 0xEA;
-            lop3.b32 t, u, $5, t, 0xEA;
             mov.b32 k, {_pair(-1024)};
             add.f16x2 $0, t, k;
             """,
             [low, high, *rows],
         )
-    return _polynomial([tile], [step], base, coefficients, interpret=interpret)
+    return _polynomial([tile], [step], base, levels, unit, interpret=interpret)
 
 
 def level_rows() -> jax.Array:
-    """For every width from 0 to 8 what its levels are made of: step, base and coefficients."""
-    rows = [[0.0] * (2 + lloyd.TERMS)]
+    """For every width from 0 to 8 the coefficients of its levels."""
+    rows = np.zeros((lloyd.MAX_BITS + 1, lloyd.TERMS), np.float16)
     for bits in range(1, lloyd.MAX_BITS + 1):
         found = lloyd.level_coefficients(bits)
-        rows.append(
-            [2.0 ** (1 - bits), 2.0**-bits - 1, *found, *[0.0] * (lloyd.TERMS - len(found))]
-        )
-    return jnp.asarray(rows, jnp.float16)
+        rows[bits, : len(found)] = found
+    return jnp.asarray(rows)
 
 
-def _polynomial(tiles: list, steps: list, base, coefficients, *, interpret: bool):
-    """u (c0 + c1 u^2 + c2 u^4 + ...) in float16 for u = base + the sum of tiles * steps."""
+def _polynomial(tiles: list, steps: list, base, coefficients, unit=None, *, interpret: bool):
+    """u (c0 + c1 u^2 + ...) in float16, times any unit; u = base + the sum of tiles * steps."""
     if interpret:
         base, *coefficients = (jnp.asarray(x, jnp.float16) for x in (base, *coefficients))
         u = base
@@ -180,7 +176,7 @@ def _polynomial(tiles: list, steps: list, base, coefficients, *, interpret: bool
         total = coefficients[-1]
         for coefficient in coefficients[-2::-1]:
             total = total * (u * u) + coefficient
-        return u * total
+        return u * total if unit is None else u * unit * total
     args, lines = [], []
 
     def load(register: str, x):
@@ -200,6 +196,9 @@ def _polynomial(tiles: list, steps: list, base, coefficients, *, interpret: bool
     for coefficient in coefficients[-2::-1]:
         load("k", coefficient)
         lines.append("fma.rn.f16x2 t, t, s, k;")
+    if unit is not None:
+        load("k", unit)
+        lines.append("mul.f16x2 u, u, k;")
     lines.append("mul.f16x2 $0, t, u;")
     return _by_two(" ".join(lines), args)
 

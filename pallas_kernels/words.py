@@ -12,12 +12,12 @@ GREATEST = float(jnp.finfo(jnp.float16).max)
 
 
 def to_words(x: Float[Array, "*shape"], floats) -> UInt[Array, "*shape"]:
-    """The words of ``x`` rounded to bfloat16, float16 (the greatest one at most) or float32."""
+    """The words of ``x`` rounded to bfloat16, float16 or float32."""
     x = x.astype(jnp.float32)
     if floats == jnp.bfloat16:
         x = as_bfloat16(x)
     elif floats == jnp.float16:
-        x = jax.lax.reduce_precision(jnp.clip(x, -GREATEST, GREATEST), 5, 10)
+        x = as_float16(x)
     words = {2: jnp.uint16, 4: jnp.uint32}[jnp.dtype(floats).itemsize]
     return jax.lax.bitcast_convert_type(x.astype(floats), words)
 
@@ -25,6 +25,11 @@ def to_words(x: Float[Array, "*shape"], floats) -> UInt[Array, "*shape"]:
 def from_words(words: UInt[Array, "*shape"], floats) -> Float[Array, "*shape"]:
     """The floats, as float32."""
     return jax.lax.bitcast_convert_type(words, floats).astype(jnp.float32)
+
+
+def as_float16(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+    """float32 rounded to float16, the greatest one at most."""
+    return jax.lax.reduce_precision(jnp.clip(x, -GREATEST, GREATEST), 5, 10)
 
 
 def as_bfloat16(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:

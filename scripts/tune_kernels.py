@@ -20,6 +20,7 @@ DECODE = {
     "float": (("bf16",), list(itertools.product((3, 4, 6), (2, 4), (2, 3)))),
     "windows": (("oscar-int2",), list(itertools.product((2, 4, 8), (2, 4), (1, 2)))),
     "packed": (("int4", "int2"), list(itertools.product((6, 8, 12), (1, 2), (2, 3)))),
+    "stream": (("blockgtq-k3v3",), list(itertools.product((6, 8), (1, 2), (1, 2, 3)))),
 }
 WORKLOADS = ("W1", "W2")
 # tokens, blocks, warps

@@ -4,7 +4,6 @@ Nothing here shares code with jkvq: these are the independent side of the compar
 """
 
 import itertools
-import math
 import statistics
 
 import numpy as np
@@ -120,15 +119,15 @@ def lloyd_levels(bits):
 
 
 def lloyd(x, widths, levels):
-    """(codes, norms) of a head whose channels of equal width stand together."""
-    codes, norms = [], []
+    """(codes, units) of a head whose channels of equal width stand together."""
+    codes, units = [], []
     for width in dict.fromkeys(widths):
         part = x[np.asarray(widths) == width]
-        norm = bf16(np.sqrt(part @ part))
-        unit = part / norm * math.sqrt(len(part)) if norm > 0 else part
-        codes += [int(np.abs(levels[width] - value).argmin()) for value in unit]
-        norms.append(norm)
-    return np.array(codes), np.array(norms)
+        unit = float(np.float16(np.sqrt(part @ part / len(part))))
+        ratio = part / unit if unit > 0 else part
+        codes += [int(np.abs(levels[width] - value).argmin()) for value in ratio]
+        units.append(unit)
+    return np.array(codes), np.array(units)
 
 
 def attention(q, k, v, visible, scale):
