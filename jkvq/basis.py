@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, Int
 from jkvq.cache_shape import CacheShape
 from jkvq.errors import UserError
 from jkvq.pallas_kernels.codecs import AffineCodec, Codec, FloatCodec, LloydCodec
-from jkvq.pallas_kernels.lloyd import Allocation
+from jkvq.pallas_kernels.lloyd import Allocation, make_allocation
 from jkvq.pallas_kernels.write import Turn
 from jkvq.rotation import fixed_rotation, random_rotation
 from jkvq.spec import CALIBRATED_ROTATIONS, EXACT, CacheSpec, SideSpec
@@ -124,8 +124,9 @@ class SideBasis:
             return FloatCodec({16: jnp.bfloat16, 32: jnp.float32}[spec.bits])
         if spec.codec == "lloyd":
             if self.allocation is None:
-                return LloydCodec(spec.bits)
-            return LloydCodec(spec.bits, jax.tree.map(lambda x: x[layer], self.allocation))
+                return LloydCodec(spec.bits, spec.step)
+            allocation = jax.tree.map(lambda x: x[layer], self.allocation)
+            return LloydCodec(spec.bits, spec.step, allocation)
         clip = None if self.clip is None else self.clip[layer]
         centroids = None if self.centroids is None else self.centroids[layer]
         return AffineCodec(spec.bits, spec.group, spec.step, clip, centroids)
@@ -238,14 +239,11 @@ def _blocks(widths: np.ndarray, bits: int, seed: int) -> tuple[Array, Allocation
         raise UserError(
             f"a head has {group.max() + 1} different block widths; {BLOCK_GROUPS} may be stored"
         )
-    size = np.ones((L, K, BLOCK_GROUPS), np.int32)
     rotation = np.zeros((L, K, 2 * half, 2 * half))
     for layer, head in np.ndindex(L, K):
         for index in range(group[layer, head].max() + 1):
             columns = np.flatnonzero(group[layer, head] == index)
-            size[layer, head, index] = len(columns)
             rows = order[layer, head, columns]
             rotation[layer, head][np.ix_(rows, columns)] = random_rotation(len(columns), seed)
-    offset = np.cumsum(width, axis=-1) - width
-    arrays = (jnp.asarray(array, jnp.int32) for array in (width, offset, group, size))
-    return jnp.asarray(rotation, jnp.float32), Allocation(*arrays)
+    allocation = make_allocation(width, group, groups=BLOCK_GROUPS)
+    return jnp.asarray(rotation, jnp.float32), allocation

@@ -34,7 +34,8 @@ class SideSpec:
         "balanced", "oscar" and "hessian" come from calibration; "balanced" also stretches and
         shrinks directions, which queries or the output projection make good.
     clip: the quantile of a head's magnitudes at which they are clamped; 1 is off.
-    step: "min-max" levels, or a step "fitted" to each group and stretched.
+    step: "min-max" levels (Lloyd-Max ones: by the norm), or a step "fitted" to each group and
+        stretched.
     centroids: code the difference to the nearest of so many k-means centroids; 0 is off.
     allocation: "uniform" widths, or more bits for the rotary "blocks" that matter more.
     """
@@ -66,7 +67,8 @@ class SideSpec:
         affine = self.codec == "affine"
         require(affine or self.group is None, "group", "only with codec affine")
         require(affine or self.clip == 1, "clip", "only with codec affine")
-        require(affine or self.step == "min-max", "step", "only with codec affine")
+        coded = self.codec != "float"
+        require(coded or self.step == "min-max", "step", "only with codec affine or lloyd")
         require(affine or self.centroids == 0, "centroids", "only with codec affine")
         blocks = self.allocation == "blocks"
         require(self.codec == "lloyd" or not blocks, "allocation", "blocks only with codec lloyd")

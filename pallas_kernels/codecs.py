@@ -134,11 +134,13 @@ class LloydCodec(_Dense):
     """
 
     bits: int
+    step: str
     allocation: lloyd.Allocation | None = None  # None is the same width everywhere
 
     def encode(self, x):
         allocation = self.of_heads(*x.shape[-2:])
-        codes, units = lloyd.encode(x.astype(jnp.float32), allocation)
+        fitted = self.step == "fitted"
+        codes, units = lloyd.encode(x.astype(jnp.float32), allocation, fitted=fitted)
         if self.allocation is None:
             packed = pack(codes, self.bits)
         else:

@@ -1,25 +1,26 @@
 """The Lloyd-Max quantizer with norms (TurboQuant-MSE): x^ = unit * level[code].
 
-The d channels of a group, rotated beforehand so that they look Gaussian, are divided by their norm
-over sqrt(d), their unit, and coded to the nearest Lloyd-Max level of N(0, 1). The unit is stored in
-float16. Groups of a head may have different widths; their channels stand together, widest group
-first.
+The d channels of a group, in a random basis, are a random vector of their norm. Divided by norm /
+sqrt(d), each is coded to the nearest of the levels that are best for a coordinate of such a vector:
+of many channels those of a Gaussian, of few they lie closer together. The unit, stored in float16,
+is norm / sqrt(d); a fitted one, |x|^2 / <x, level[code]>, gives x^ back the length along x that
+every least-squares code loses. Groups of a head may have different widths; their channels stand
+together, widest group first.
 
 Levels are odd polynomials of the code, of four terms at most, so that kernels compute them instead
 of looking them up. Up to 3 bits that leaves the Lloyd-Max levels as they are; above, the levels are
-the best such polynomials, with 1.0001 (4 bits), 1.002, 1.011, 1.024 and 1.05 (8 bits) times the
-error.
+the best such polynomials, which for a Gaussian have 1.0001 (4 bits), 1.002, 1.011, 1.024 and 1.05
+(8 bits) times the error, for small groups less.
 """
 
 import functools
-import math
-import statistics
 from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, UInt8
+from scipy.special import betainc, betaincinv, gammaln
 
 from jkvq.pallas_kernels.words import as_float16
 
@@ -28,22 +29,26 @@ TERMS = 4  # of the polynomials
 
 
 @functools.lru_cache
-def level_coefficients(bits: int) -> tuple[float, ...]:
-    """Of u, u^3, ... in the levels of N(0, 1), where code c is u = (2c + 1) / 2^bits - 1.
+def level_coefficients(bits: int, size: int) -> tuple[float, ...]:
+    """Of u, u^3, ... in the levels for groups of ``size``; code c is u = (2c + 1) / 2^bits - 1.
 
-    Lloyd's iteration: cells of what is nearest to each level, then the polynomial that is nearest
-    to the means of the cells.
+    Lloyd's iteration over a coordinate t of random vectors of norm sqrt(size), whose density is
+    proportional to (1 - t^2 / size)^((size - 3) / 2): cells of what is nearest to each level, then
+    the polynomial that is nearest to the means of the cells.
     """
-    powers = _powers(bits)
-    # The best levels for many bits are the quantiles of a Gaussian of variance 3: start there.
-    quantile = np.vectorize(statistics.NormalDist(sigma=math.sqrt(3)).inv_cdf)
-    levels = quantile((np.arange(2**bits) + 0.5) / 2**bits)
-    density = np.vectorize(lambda t: math.exp(-t * t / 2) / math.sqrt(2 * math.pi))
-    below = np.vectorize(lambda t: 0.5 * (1 + math.erf(t / math.sqrt(2))))
+    u = _places(bits)
+    powers = u[:, None] ** (2 * np.arange(min(TERMS, 2 ** (bits - 1))) + 1)
+    # The best levels for many bits are quantiles of the density's cubic root: start there.
+    levels = np.sign(u) * np.sqrt(size * betaincinv(0.5, size / 6 + 0.5, np.abs(u)))
+    half = (size - 1) / 2
+    constant = np.exp(gammaln(size / 2) - gammaln(half)) / np.sqrt(np.pi * size)
+    found = levels[:0]
     for _ in range(1000):
-        edges = np.concatenate([[-np.inf], (levels[1:] + levels[:-1]) / 2, [np.inf]])
-        chance = below(edges[1:]) - below(edges[:-1])
-        means = (density(edges[:-1]) - density(edges[1:])) / chance
+        inner = (levels[1:] + levels[:-1]) / 2
+        edges = np.concatenate([[-np.sqrt(size)], inner, [np.sqrt(size)]])
+        share = np.minimum(edges**2 / size, 1.0)
+        chance = np.diff(np.sign(edges) * betainc(0.5, half, share) / 2)
+        means = -np.diff(constant * size / (size - 1) * (1 - share) ** half) / chance
         weight = np.sqrt(chance)
         found = np.linalg.lstsq(powers * weight[:, None], means * weight, rcond=None)[0]
         moved = powers @ found
@@ -53,15 +58,15 @@ def level_coefficients(bits: int) -> tuple[float, ...]:
     return tuple(found.tolist())
 
 
-def gaussian_levels(bits: int) -> tuple[float, ...]:
-    """The 2^bits levels of N(0, 1), ascending."""
-    return tuple((_powers(bits) @ level_coefficients(bits)).tolist())
+def group_levels(bits: int, size: int) -> Float[np.ndarray, " levels"]:
+    """The 2^bits levels of groups of ``size`` channels, ascending."""
+    found = level_coefficients(bits, size)
+    return sum(c * _places(bits) ** (2 * i + 1) for i, c in enumerate(found))
 
 
-def _powers(bits: int) -> np.ndarray:
-    """u, u^3, ... of every code, [2^bits, terms]."""
-    u = (2 * np.arange(2**bits) + 1) / 2**bits - 1
-    return u[:, None] ** (2 * np.arange(min(TERMS, 2 ** (bits - 1))) + 1)
+def _places(bits: int) -> Float[np.ndarray, " levels"]:
+    """u of every code."""
+    return (2 * np.arange(2**bits) + 1) / 2**bits - 1
 
 
 @jax.tree_util.register_dataclass
@@ -73,41 +78,92 @@ class Allocation:
     offset: the bit of the head's stream where each channel's code begins.
     group: index of each channel's group, ascending; a group is the channels of equal width.
     size: channels of each group, 1 where there is no such group.
+    levels: the coefficients of each channel's levels.
     """
 
     width: Int[Array, "K H"]
     offset: Int[Array, "K H"]
     group: Int[Array, "K H"]
     size: Int[Array, "K n"]
+    levels: Float[Array, "K H terms"]
 
 
 def uniform_allocation(heads: int, channels: int, bits: int) -> Allocation:
     """Every channel the same width, in one group."""
-    each = jnp.tile(jnp.arange(channels, dtype=jnp.int32), (heads, 1))
-    size = jnp.full((heads, 1), channels, jnp.int32)
-    return Allocation(jnp.full_like(each, bits), each * bits, jnp.zeros_like(each), size)
+    each = np.tile(np.arange(channels), (heads, 1))
+    return make_allocation(np.full_like(each, bits), np.zeros_like(each), groups=1)
+
+
+def make_allocation(
+    width: Int[np.ndarray, "*L K H"], group: Int[np.ndarray, "*L K H"], *, groups: int
+) -> Allocation:
+    """The allocation of widths and groups to channels, at most so many groups in a head."""
+    members = group[..., None] == np.arange(groups)
+    size = np.maximum(members.sum(-2), 1)
+    own = np.take_along_axis(size, group, axis=-1)
+    levels = np.zeros((*width.shape, TERMS))
+    for pair in set(zip(width.ravel().tolist(), own.ravel().tolist(), strict=True)):
+        found = level_coefficients(*pair)
+        levels[(width == pair[0]) & (own == pair[1]), : len(found)] = found
+    offset = np.cumsum(width, axis=-1) - width
+    integers = (jnp.asarray(x, jnp.int32) for x in (width, offset, group, size))
+    return Allocation(*integers, jnp.asarray(levels, jnp.float32))
 
 
 def encode(
-    x: Float[Array, "B T K H"], allocation: Allocation
+    x: Float[Array, "B T K H"], allocation: Allocation, *, fitted: bool
 ) -> tuple[UInt8[Array, "B T K H"], Float[Array, "B T K n"]]:
     """(codes, units)."""
-    squares = jnp.einsum("btkh,khn->btkn", x * x, _member(allocation), precision="highest")
-    units = as_float16(jnp.sqrt(squares / allocation.size.astype(jnp.float32)[None, None]))
-    unit = _of_channels(units, allocation)
-    ratio = x / jnp.where(unit > 0, unit, 1.0)
-    edges = _table(lambda levels: [*np.add(levels[1:], levels[:-1]) / 2, np.inf])
-    codes = (ratio[..., None] > edges[allocation.width][None, None]).sum(-1)
-    return codes.astype(jnp.uint8), units
+    squares = _of_groups(x * x, allocation)
+    units = jnp.sqrt(squares / allocation.size.astype(jnp.float32)[None, None])
+    ratio = x / _of_channels(_or_one(units), allocation)
+    edges = _edges(allocation)
+    codes = (ratio[..., None] > edges[None, None]).sum(-1).astype(jnp.uint8)
+    if fitted:
+        units = squares / _or_one(_of_groups(x * _chosen(codes, allocation), allocation))
+    return codes, as_float16(units)
 
 
 def decode(
     codes: UInt8[Array, "B T K H"], units: Float[Array, "B T K n"], allocation: Allocation
 ) -> Float[Array, "B T K H"]:
     """x^."""
-    levels = _table(lambda levels: levels).reshape(-1)
-    chosen = levels[allocation.width[None, None] * 2**MAX_BITS + codes.astype(jnp.int32)]
-    return chosen * _of_channels(units, allocation)
+    return _chosen(codes, allocation) * _of_channels(units, allocation)
+
+
+def _chosen(codes: UInt8[Array, "B T K H"], allocation: Allocation) -> Float[Array, "B T K H"]:
+    """The level of every code."""
+    steps = jnp.exp2(-allocation.width.astype(jnp.float32))[None, None]
+    u = (2 * codes.astype(jnp.float32) + 1) * steps - 1
+    return _polynomial(u, allocation.levels[None, None])
+
+
+def _edges(allocation: Allocation) -> Float[Array, "K H edges"]:
+    """Between the levels of each channel, ascending, filled up with infinities."""
+    codes = jnp.arange(2**MAX_BITS, dtype=jnp.float32)[None, None]
+    steps = jnp.exp2(-allocation.width.astype(jnp.float32))[..., None]
+    levels = _polynomial((2 * codes + 1) * steps - 1, allocation.levels[..., None, :])
+    between = (levels[..., 1:] + levels[..., :-1]) / 2
+    return jnp.where(codes[..., 1:] * steps < 1, between, jnp.inf)
+
+
+def _polynomial(u: Float[Array, "*shape"], levels: Float[Array, "*some terms"]):
+    """u (c0 + c1 u^2 + ...)."""
+    coefficients = jnp.moveaxis(levels, -1, 0)
+    total = coefficients[-1]
+    for coefficient in coefficients[-2::-1]:
+        total = total * (u * u) + coefficient
+    return u * total
+
+
+def _or_one(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+    """To divide by: 1 for what is not positive."""
+    return jnp.where(x > 0, x, 1.0)
+
+
+def _of_groups(x: Float[Array, "B T K H"], allocation: Allocation) -> Float[Array, "B T K n"]:
+    """Summed over the channels of each group."""
+    return jnp.einsum("btkh,khn->btkn", x, _member(allocation), precision="highest")
 
 
 def _of_channels(units: Float[Array, "B T K n"], allocation: Allocation) -> Float[Array, "B T K H"]:
@@ -118,12 +174,3 @@ def _of_channels(units: Float[Array, "B T K n"], allocation: Allocation) -> Floa
 def _member(allocation: Allocation) -> Float[Array, "K H n"]:
     """1 where a channel belongs to a group, else 0."""
     return jax.nn.one_hot(allocation.group, allocation.size.shape[-1], dtype=jnp.float32)
-
-
-def _table(row) -> Float[Array, "widths 256"]:
-    """For each width from 0 to 8 a row made of its levels, filled up with infinities."""
-    table = np.full((MAX_BITS + 1, 2**MAX_BITS), np.inf, np.float32)
-    for bits in range(1, MAX_BITS + 1):
-        values = row(np.asarray(gaussian_levels(bits)))
-        table[bits, : len(values)] = values
-    return jnp.asarray(table)

@@ -10,13 +10,13 @@ import jax.numpy as jnp
 from jax import lax
 
 from jkvq.pallas_kernels.codecs import AffineCodec, Codec, FloatCodec, LloydCodec
+from jkvq.pallas_kernels.lloyd import TERMS
 from jkvq.pallas_kernels.packed import Packed
 from jkvq.pallas_kernels.packing import WORD
 from jkvq.pallas_kernels.unpack import (
     Piece,
     code_tile,
     dot,
-    level_rows,
     level_tile,
     pieces,
     stream_tile,
@@ -197,7 +197,8 @@ class LevelTiles:
 
     def _tile(self, page: Page, i: int):
         words = [page.words(part[i].word, part[i].width, part[i].wrap) for part in self.parts]
-        return level_tile(words, [part[i] for part in self.parts], interpret=self.interpret)
+        pieces = [part[i] for part in self.parts]
+        return level_tile(words, pieces, self.channels, interpret=self.interpret)
 
     def query(self, load, scale):
         pieces = self.parts[0]
@@ -248,7 +249,9 @@ class StreamTiles:
         )
         word, last = offset >> 4, self.refs["codes"].shape[-2] - 1  # a word has 2^4 bits
         low, high = (page.rows("codes", jnp.minimum(x, last)) for x in (word, word + 1))
-        levels = [self.refs["levels"][width, i] for i in range(self.refs["levels"].shape[1])]
+        levels = [
+            self.refs["levels"][self.head, channel, i].astype(jnp.float16) for i in range(TERMS)
+        ]
         unit = lax.bitcast_convert_type(page.rows("params", group), jnp.float16)
         bit = offset & (WORD - 1)
         return stream_tile(low, high, bit, width, levels, unit, interpret=self.interpret)
@@ -280,10 +283,7 @@ def codec_operands(pages: Packed, codec: Codec) -> dict:
         operands["centroids"] = codec.centroids.astype(jnp.float16)
     if isinstance(codec, LloydCodec) and codec.allocation is not None:
         operands |= {
-            "offset": codec.allocation.offset,
-            "width": codec.allocation.width,
-            "group": codec.allocation.group,
-            "levels": level_rows(),
+            name: getattr(codec.allocation, name) for name in ("offset", "width", "group", "levels")
         }
     return {name: value for name, value in operands.items() if value is not None}
 
@@ -292,7 +292,7 @@ def numbers_of(codec: Codec) -> Codec:
     """The codec's numbers alone: its arrays are operands."""
     if isinstance(codec, AffineCodec):
         return AffineCodec(codec.bits, codec.group, codec.step)
-    return LloydCodec(codec.bits) if isinstance(codec, LloydCodec) else codec
+    return LloydCodec(codec.bits, codec.step) if isinstance(codec, LloydCodec) else codec
 
 
 def make_tiles(codec: Codec, refs: dict, channels: int, head, *, exact_query, interpret):

@@ -113,7 +113,7 @@ def weight(piece: Piece):
     return jnp.left_shift(jnp.int32(1), place).astype(jnp.float32)
 
 
-def level_tile(words: list, parts: list[Piece], *, interpret: bool):
+def level_tile(words: list, parts: list[Piece], channels: int, *, interpret: bool):
     """The levels (lloyd.py) of a piece in float16, from the words of each part of its codes."""
     bits = sum(part.bits for part in parts)
     tiles = [
@@ -121,13 +121,13 @@ def level_tile(words: list, parts: list[Piece], *, interpret: bool):
     ]
     # u = (2c + 1) / 2^bits - 1
     steps = [part.worth / weight(part) * 2.0 ** (1 - bits) for part in parts]
-    coefficients = lloyd.level_coefficients(bits)
+    coefficients = lloyd.level_coefficients(bits, channels)
     return _polynomial(tiles, steps, 2.0**-bits - 1, coefficients, interpret=interpret)
 
 
 def stream_tile(low, high, bit, width, levels: list, unit, *, interpret: bool):
     """unit * level in float16, [channels, p], of codes that begin at a bit of a word and may go on
-    in the next one; ``bit``, ``width`` and ``levels`` (columns of level_rows) are [channels, 1].
+    in the next one; ``bit``, ``width`` and ``levels`` (coefficients) are [channels, 1].
     """
     mask = jnp.left_shift(jnp.int32(1), width) - 1
     # u = (2c + 1) / 2^width - 1: the step is a power of two
@@ -155,15 +155,6 @@ def stream_tile(low, high, bit, width, levels: list, unit, *, interpret: bool):
             [low, high, *rows],
         )
     return _polynomial([tile], [step], base, levels, unit, interpret=interpret)
-
-
-def level_rows() -> jax.Array:
-    """For every width from 0 to 8 the coefficients of its levels."""
-    rows = np.zeros((lloyd.MAX_BITS + 1, lloyd.TERMS), np.float16)
-    for bits in range(1, lloyd.MAX_BITS + 1):
-        found = lloyd.level_coefficients(bits)
-        rows[bits, : len(found)] = found
-    return jnp.asarray(rows)
 
 
 def _polynomial(tiles: list, steps: list, base, coefficients, unit=None, *, interpret: bool):

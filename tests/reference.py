@@ -3,8 +3,7 @@
 Nothing here shares code with jkvq: these are the independent side of the comparisons.
 """
 
-import itertools
-import statistics
+import functools
 
 import numpy as np
 
@@ -105,29 +104,39 @@ MAX_1960 = {
 }
 
 
-def lloyd_levels(bits):
-    """Lloyd-Max levels of N(0, 1): nearest edges and cell means in turn, until they rest."""
-    normal = statistics.NormalDist()
-    levels = [-2 + 4 * (i + 0.5) / 2**bits for i in range(2**bits)]
-    for _ in range(4000):
-        edges = [-40, *((a + b) / 2 for a, b in itertools.pairwise(levels)), 40]
-        levels = [
-            (normal.pdf(a) - normal.pdf(b)) / (normal.cdf(b) - normal.cdf(a))
-            for a, b in itertools.pairwise(edges)
-        ]
-    return np.array(levels)
+@functools.cache
+def lloyd_levels(bits, size):
+    """Lloyd-Max levels of a coordinate of random vectors of norm sqrt(size), by sums over angles:
+    nearest edges and cell means in turn, until they rest.
+    """
+    bounds = np.linspace(-np.pi / 2, np.pi / 2, 100_001)
+    angle = (bounds[1:] + bounds[:-1]) / 2
+    value, chance = np.sqrt(size) * np.sin(angle), np.cos(angle) ** (size - 2)
+    sums = [np.concatenate([[0], np.cumsum(x)]) for x in (chance * value, chance)]
+    spread = np.cumsum(np.cos(angle) ** (size / 3))  # where many levels would lie
+    levels = np.interp((np.arange(2**bits) + 0.5) / 2**bits, spread / spread[-1], value)
+    for _ in range(2000):
+        edges = np.arcsin((levels[1:] + levels[:-1]) / 2 / np.sqrt(size))
+        edges = [bounds[0], *edges, bounds[-1]]
+        levels = np.diff(np.interp(edges, bounds, sums[0])) / np.diff(
+            np.interp(edges, bounds, sums[1])
+        )
+    return levels
 
 
-def lloyd(x, widths, levels):
-    """(codes, units) of a head whose channels of equal width stand together."""
+def lloyd(x, widths, levels, *, fitted):
+    """(codes, units) of a head with channels of equal width together; levels(width, size)."""
     codes, units = [], []
     for width in dict.fromkeys(widths):
         part = x[np.asarray(widths) == width]
-        unit = float(np.float16(np.sqrt(part @ part / len(part))))
-        ratio = part / unit if unit > 0 else part
-        codes += [int(np.abs(levels[width] - value).argmin()) for value in ratio]
-        units.append(unit)
-    return np.array(codes), np.array(units)
+        deviation = np.sqrt(part @ part / len(part))
+        ratio = part / deviation if deviation > 0 else part
+        own = levels(width, len(part))
+        nearest = [int(np.abs(own - value).argmin()) for value in ratio]
+        along = part @ own[nearest]
+        codes += nearest
+        units.append(np.float16(part @ part / along if fitted and along > 0 else deviation))
+    return np.array(codes), np.array(units, np.float64)
 
 
 def attention(q, k, v, visible, scale):
