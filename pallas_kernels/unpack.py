@@ -18,6 +18,8 @@ from jkvq.pallas_kernels import lloyd
 from jkvq.pallas_kernels.packing import WORD, part_widths
 
 _MAGIC = 0x6400  # 1024 in float16
+_ONE = 0x3C00  # 1 in float16
+_MANTISSA = 10  # bits of it
 _NARROWEST = 16  # channels that a matrix product takes at least
 
 
@@ -128,33 +130,35 @@ def level_tile(words: list, parts: list[Piece], channels: int, *, interpret: boo
 def stream_tile(low, high, bit, width, levels: list, unit, *, interpret: bool):
     """unit * level in float16, [channels, p], of codes that begin at a bit of a word and may go on
     in the next one; ``bit``, ``width`` and ``levels`` (coefficients) are [channels, 1].
+
+    The codes become the first bits of the mantissa of 1: the float16 number t = 1 + c / 2^width.
     """
-    mask = jnp.left_shift(jnp.int32(1), width) - 1
-    # u = (2c + 1) / 2^width - 1: the step is a power of two
-    step = lax.bitcast_convert_type(((16 - width) << 10).astype(jnp.uint16), jnp.float16)
-    base = step * jnp.float16(0.5) - jnp.float16(1)
+    shift = 16 + _MANTISSA - width - bit  # of both words together, to the mantissa of the upper one
+    mask = jnp.left_shift(jnp.int32(1), _MANTISSA) - jnp.left_shift(jnp.int32(1), _MANTISSA - width)
     if interpret:
-        low, high = (words.astype(jnp.int32) for words in (low, high))
-        tile = (((low | (high << WORD)) >> bit) & mask).astype(jnp.float16)
+        low, high = (words.astype(jnp.uint32) for words in (low, high))
+        both = (low | (high << WORD)) << shift.astype(jnp.uint32)
+        bits = ((both >> WORD) & mask.astype(jnp.uint32)) | _ONE
+        tile = lax.bitcast_convert_type(bits.astype(jnp.uint16), jnp.float16)
     else:
-        rows = [jnp.broadcast_to(x, low.shape).astype(jnp.uint16) for x in (bit, mask)]
-        # Two channels or two tokens a register: each with its own shift, then as in code_tile.
+        rows = [jnp.broadcast_to(x, low.shape).astype(jnp.uint16) for x in (shift, mask)]
+        # Two channels or two tokens a register: each with its own shift.
         tile = _by_two(
             f"""
             prmt.b32 t, $1, $2, 0x5410;
             prmt.b32 u, $1, $2, 0x7632;
             and.b32 s, $3, 0xFFFF;
-            shr.b32 t, t, s;
+            shl.b32 t, t, s;
             shr.b32 s, $3, 16;
-            shr.b32 u, u, s;
-            prmt.b32 t, t, u, 0x5410;
-            lop3.b32 t, t, $4, {hex(_MAGIC * 0x10001)}, 0xEA;
-            mov.b32 k, {_pair(-1024)};
-            add.f16x2 $0, t, k;
+            shl.b32 u, u, s;
+            prmt.b32 t, t, u, 0x7632;
+            lop3.b32 $0, t, $4, {hex(_ONE * 0x10001)}, 0xEA;
             """,
             [low, high, *rows],
         )
-    return _polynomial([tile], [step], base, levels, unit, interpret=interpret)
+    # u = (2c + 1) / 2^width - 1 = 2 t - 3 + 1 / 2^width, all of it exact
+    base = lax.bitcast_convert_type(((15 - width) << 10).astype(jnp.uint16), jnp.float16)
+    return _polynomial([tile], [2.0], base - jnp.float16(3), levels, unit, interpret=interpret)
 
 
 def _polynomial(tiles: list, steps: list, base, coefficients, unit=None, *, interpret: bool):
