@@ -227,11 +227,11 @@ def calibrate(
         print_json({"out": str(folder), **dataclasses.asdict(manifest)})
         return
     print(f"{model} by {manifest.method} on {tokens:,} tokens of {manifest.corpus} -> {folder}")
-    example = next(
-        name for name, preset in PRESETS.items() if manifest.method in methods_for(preset.spec)[:1]
-    )
     given = "" if out is None else f" --calibration {out}"
-    print(f'Use it: jkvq generate "Hello" --model {model} --cache {example}{given}')
+    for name in (*PRESETS, "saw-int4,center=true"):
+        if manifest.method in methods_for(parse_spec(name))[:1]:
+            print(f'Use it: jkvq generate "Hello" --model {model} --cache {name}{given}')
+            return
 
 
 @app.command()

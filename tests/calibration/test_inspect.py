@@ -51,6 +51,23 @@ def test_calibrate_then_inspect_and_generate(model, tmp_path):
     assert json.loads(written)["cache"] == "jkvq-int4,page=8"
 
 
+@pytest.mark.parametrize(
+    ("method", "said"),
+    [
+        (("center",), "--cache saw-int4,center=true --calibration"),
+        (("blockgtq",), "--cache blockgtq-k3v3 --calibration"),
+        (("kmeans", "--centroids", 3), None),  # no preset has so many
+    ],
+)
+def test_calibrate_says_how_to_use_it(method, said, model, tmp_path):
+    text, out = tmp_path / "text.txt", tmp_path / "out"
+    text.write_text("The quick brown fox jumps over the lazy dog. " * 5)
+    given = ("--model", model, "--text", text, "--tokens", 64, "--out", out)
+    printed = _jkvq("calibrate", "--method", *method, *given)
+    assert f"64 tokens of text.txt -> {out}" in printed.replace("\n", " ")
+    assert said in printed.replace("\n", " ") if said else "Use it" not in printed
+
+
 def test_bad_input_is_refused(model, tmp_path):
     binary = tmp_path / "binary"
     binary.write_bytes(b"\xff\xfe\x00")
