@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, UInt8
+from jaxtyping import Array, Float, Int, Integer, UInt8
 from scipy.special import betainc, betaincinv, gammaln
 
 from jkvq.pallas_kernels.words import as_float16
@@ -117,8 +117,7 @@ def encode(
     squares = _of_groups(x * x, allocation)
     units = jnp.sqrt(squares / allocation.size.astype(jnp.float32)[None, None])
     ratio = x / _of_channels(_or_one(units), allocation)
-    edges = _edges(allocation)
-    codes = (ratio[..., None] > edges[None, None]).sum(-1).astype(jnp.uint8)
+    codes = _nearest(ratio, allocation)
     if fitted:
         units = squares / _or_one(_of_groups(x * _chosen(codes, allocation), allocation))
     return codes, as_float16(units)
@@ -131,27 +130,23 @@ def decode(
     return _chosen(codes, allocation) * _of_channels(units, allocation)
 
 
-def _chosen(codes: UInt8[Array, "B T K H"], allocation: Allocation) -> Float[Array, "B T K H"]:
-    """The level of every code."""
+def _nearest(ratio: Float[Array, "B T K H"], allocation: Allocation) -> UInt8[Array, "B T K H"]:
+    """The codes of the nearest levels, bit by bit from the highest."""
+    count = jnp.left_shift(1, allocation.width)[None, None]
+    codes = jnp.zeros(ratio.shape, jnp.int32)
+    for bit in reversed(range(MAX_BITS)):
+        trial = codes + 2**bit
+        edge = (_chosen(trial - 1, allocation) + _chosen(trial, allocation)) / 2
+        codes = jnp.where((trial < count) & (ratio > edge), trial, codes)
+    return codes.astype(jnp.uint8)
+
+
+def _chosen(codes: Integer[Array, "B T K H"], allocation: Allocation) -> Float[Array, "B T K H"]:
+    """The level of every code: u (c0 + c1 u^2 + ...)."""
     steps = jnp.exp2(-allocation.width.astype(jnp.float32))[None, None]
     u = (2 * codes.astype(jnp.float32) + 1) * steps - 1
-    return _polynomial(u, allocation.levels[None, None])
-
-
-def _edges(allocation: Allocation) -> Float[Array, "K H edges"]:
-    """Between the levels of each channel, ascending, filled up with infinities."""
-    codes = jnp.arange(2**MAX_BITS, dtype=jnp.float32)[None, None]
-    steps = jnp.exp2(-allocation.width.astype(jnp.float32))[..., None]
-    levels = _polynomial((2 * codes + 1) * steps - 1, allocation.levels[..., None, :])
-    between = (levels[..., 1:] + levels[..., :-1]) / 2
-    return jnp.where(codes[..., 1:] * steps < 1, between, jnp.inf)
-
-
-def _polynomial(u: Float[Array, "*shape"], levels: Float[Array, "*some terms"]):
-    """u (c0 + c1 u^2 + ...)."""
-    coefficients = jnp.moveaxis(levels, -1, 0)
-    total = coefficients[-1]
-    for coefficient in coefficients[-2::-1]:
+    *lower, total = jnp.moveaxis(allocation.levels[None, None], -1, 0)
+    for coefficient in reversed(lower):
         total = total * (u * u) + coefficient
     return u * total
 
