@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, Int
 
 from jkvq.basis import Basis, Calibration, SideBasis, make_basis
 from jkvq.calibration.methods import Options
-from jkvq.calibration.moments import causal, grouped, scores, windows
+from jkvq.calibration.moments import causal, grouped, mixed, scores, windows
 from jkvq.errors import UserError
 from jkvq.models.config import ModelConfig
 from jkvq.models.decoder import Params, run
@@ -70,7 +70,7 @@ def _errors(
         turned = grouped(basis.key.turn(q, layer), K)
         plain_k, plain_v = (x[0].astype(jnp.float32) for x in (k, v))
         S = scores(grouped(q, K), plain_k, visible)
-        out = jnp.einsum("kgts,skh->tkgh", S, plain_v, precision="highest")
+        out = mixed(S, plain_v)
         k_in, v_in = basis.key.enter(k, layer)[0], basis.value.enter(v, layer)[0]
 
         def key_error(clip):
@@ -82,14 +82,14 @@ def _errors(
             )
             blended = jnp.where(exact[None, None], *products)
             weights = jax.nn.softmax(jnp.where(visible[None, None], blended, -jnp.inf), axis=-1)
-            lossy = jnp.einsum("kgts,skh->tkgh", weights, plain_v, precision="highest")
+            lossy = mixed(weights, plain_v)
             return _squared(lossy - out, real)
 
         def value_error(clip):
             lost = _coded(basis.value, layer, clip, v_in) - v_in
             lost = basis.value.leave(lost[None], layer)[0]
             packed = jnp.where(exact[None, None], 0.0, S)
-            return _squared(jnp.einsum("kgts,skh->tkgh", packed, lost, precision="highest"), real)
+            return _squared(mixed(packed, lost), real)
 
         grid = jnp.asarray(GRID, jnp.float32)
         errors = jnp.stack([jax.lax.map(error, grid) for error in (key_error, value_error)])

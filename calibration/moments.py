@@ -144,8 +144,18 @@ def scores(
     q: Float[Array, "T K G H"], k: Float[Array, "T K H"], visible: Bool[Array, "T T"]
 ) -> Float[Array, "K G T T"]:
     """S: softmax of the scaled products over what is visible."""
-    logits = jnp.einsum("tkgh,skh->kgts", q, k, precision="highest") * q.shape[-1] ** -0.5
+    T, K, G, H = q.shape
+    # The query heads of a KV head in one product: three times as fast on CPU as side by side.
+    rows = q.transpose(1, 2, 0, 3).reshape(K, G * T, H) * H**-0.5
+    logits = jnp.einsum("krh,skh->krs", rows, k, precision="highest").reshape(K, G, T, len(k))
     return jax.nn.softmax(jnp.where(visible[None, None], logits, -jnp.inf), axis=-1)
+
+
+def mixed(S: Float[Array, "K G T S"], v: Float[Array, "S K H"]) -> Float[Array, "T K G H"]:
+    """S v."""
+    K, G, T, _ = S.shape
+    rows = jnp.einsum("krs,skh->krh", S.reshape(K, G * T, -1), v, precision="highest")
+    return rows.reshape(K, G, T, -1).transpose(2, 0, 1, 3)
 
 
 def grouped(q: Float[Array, "1 T N H"], kv_heads: int) -> Float[Array, "T K G H"]:
@@ -167,13 +177,13 @@ def _observe_window(
     position = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
     real = position[0] < count
     cos, sin = rotary_angles(config, position)
-    visible = causal(real)
-    index = position - WINDOWED.sink
-    packed = (index >= 0) & (index < WINDOWED.packed(position.T + 1))
+    # A query sees the tokens of page j packed if j < steps[t]; those of the sink have no page.
+    pages = (position[0] - WINDOWED.sink) // WINDOWED.page
+    steps = WINDOWED.packed(position[0] + 1) // WINDOWED.page
 
     def observing(layer, q, k, v, found):
         before_rope = rotate(k.astype(jnp.float32), cos, -sin)[0]
-        out, sums = _sums(q, k, v, before_rope, real, visible, packed)
+        out, sums = _sums(q, k, v, before_rope, real, pages, steps)
         kept = (k[0].astype(jnp.float32), v[0].astype(jnp.float32)) if capture else ()
         return out.astype(q.dtype), (*found, (sums, kept))
 
@@ -181,15 +191,24 @@ def _observe_window(
     return jax.tree.map(lambda *layers: jnp.stack(layers), *found)
 
 
-def _sums(q, k, v, before_rope, real, visible, packed) -> tuple[Array, Moments]:
-    shape, K = q.shape, k.shape[2]
+def _sums(q, k, v, before_rope, real, pages, steps) -> tuple[Array, Moments]:
+    shape, K, T = q.shape, k.shape[2], q.shape[1]
     weight = real.astype(jnp.float32)
     q = grouped(q, K) * weight[:, None, None, None]
     k, v = (x[0].astype(jnp.float32) for x in (k, v))
-    S = scores(q, k, visible)
-    out = jnp.einsum("kgts,skh->tkgh", S, v, precision="highest")
-    received = jnp.einsum("kgts,tkgh->skgh", S, q, precision="highest")
-    G = q.shape[2]
+    G, H = q.shape[2:]
+    S = scores(q, k, causal(real))
+    # Scores are summed by pages and steps in the products that read them anyway.
+    number = jnp.arange(T // WINDOWED.page + 1)[None]
+    of_page, of_step = (jnp.asarray(x[:, None] == number, jnp.float32) for x in (pages, steps))
+    of_page = jnp.broadcast_to(of_page[:, None], (T, K, number.size))
+    of_step = jnp.broadcast_to((of_step * weight[:, None])[:, None, None], (T, K, G, number.size))
+    out = mixed(S, jnp.concatenate([v, of_page], -1))
+    back = jnp.einsum("kgts,tkgh->skgh", S, jnp.concatenate([q, of_step], -1), precision="highest")
+    out, by_page = out[..., :H], out[..., H:]
+    received, by_step = back[..., :H], back[..., H:].sum(2) / G
+    packed_page = number < steps[:, None]
+    packed_step = (pages[:, None] >= 0) & (pages[:, None] < number)
 
     def over_heads(x):
         return jnp.einsum("tkgh,tkgi->khi", x, x, precision="highest") / G
@@ -205,10 +224,10 @@ def _sums(q, k, v, before_rope, real, visible, packed) -> tuple[Array, Moments]:
     k_mean, v_mean = first(k, every), first(v, every)
     k_left, v_left = (x - (mean / weight.sum())[None] for x, mean in ((k, k_mean), (v, v_mean)))
 
-    def read(S) -> Read:
-        given, received = S.sum(-1), S.sum((1, 2)).T / G  # [K, G, T], [S, K]
+    def read(q, received) -> Read:
+        """Of queries by the square root of the scores that they give, keys by what they receive."""
         return Read(
-            qq=over_heads(q * jnp.sqrt(given).transpose(2, 0, 1)[..., None]),
+            qq=over_heads(q),
             kk=second(k_left, received),
             vv=second(v_left, received),
             k_mean=first(k_left, received),
@@ -216,7 +235,8 @@ def _sums(q, k, v, before_rope, real, visible, packed) -> tuple[Array, Moments]:
             weight=received.sum(0),
         )
 
-    S = S * weight[None, None, :, None]
+    given = jnp.where(packed_page[:, None, None], by_page, 0.0).sum(-1, keepdims=True)
+    taken = jnp.where(packed_step[:, None], by_step, 0.0).sum(-1)
     moments = Moments(
         qq=over_heads(q),
         sq=over_heads(received),
@@ -227,7 +247,7 @@ def _sums(q, k, v, before_rope, real, visible, packed) -> tuple[Array, Moments]:
         k_mean_before_rope=first(before_rope, every),
         v_mean=v_mean,
         output_mean=first(real_out.mean(2), every),
-        read=read(S),
-        packed=read(jnp.where(packed[None, None], S, 0.0)),
+        read=read(q, by_step.sum(-1)),
+        packed=read(q * jnp.sqrt(given), taken),
     )
     return out.reshape(shape), moments
