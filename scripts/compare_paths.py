@@ -92,9 +92,9 @@ def main(
     base = load_plain(model, dtype="float32")
     prompts = prompts_of(base, text, length)
     for cache in caches.split(","):
-        llm = with_cache(base, cache, calibration, implementation="reference")
+        kernels = with_cache(base, cache, calibration, implementation=implementation)
+        llm = dataclasses.replace(kernels, implementation="reference")
         expected = write(llm, prompts)
-        kernels = dataclasses.replace(llm, implementation=implementation)
         for name, other in ((implementation, kernels), ("moved weights", moved(llm))):
             found = compared(llm, prompts, expected, write(other, prompts))
             print(f"{cache}, {name}: {found}", flush=True)
