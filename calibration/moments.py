@@ -207,8 +207,10 @@ def _sums(q, k, v, before_rope, real, pages, steps) -> tuple[Array, Moments]:
     back = jnp.einsum("kgts,tkgh->skgh", S, jnp.concatenate([q, of_step], -1), precision="highest")
     out, by_page = out[..., :H], out[..., H:]
     received, by_step = back[..., :H], back[..., H:].sum(2) / G
-    packed_page = number < steps[:, None]
-    packed_step = (pages[:, None] >= 0) & (pages[:, None] < number)
+    # What a query gives to packed tokens, and what a token receives once it is packed
+    given = jnp.where((number < steps[:, None])[:, None, None], by_page, 0.0)
+    behind = (pages[:, None] >= 0) & (pages[:, None] < number)
+    taken = jnp.where(behind[:, None], by_step, 0.0)
 
     def over_heads(x):
         return jnp.einsum("tkgh,tkgi->khi", x, x, precision="highest") / G
@@ -235,8 +237,6 @@ def _sums(q, k, v, before_rope, real, pages, steps) -> tuple[Array, Moments]:
             weight=received.sum(0),
         )
 
-    given = jnp.where(packed_page[:, None, None], by_page, 0.0).sum(-1, keepdims=True)
-    taken = jnp.where(packed_step[:, None], by_step, 0.0).sum(-1)
     moments = Moments(
         qq=over_heads(q),
         sq=over_heads(received),
@@ -248,6 +248,6 @@ def _sums(q, k, v, before_rope, real, pages, steps) -> tuple[Array, Moments]:
         v_mean=v_mean,
         output_mean=first(real_out.mean(2), every),
         read=read(q, by_step.sum(-1)),
-        packed=read(q * jnp.sqrt(given), taken),
+        packed=read(q * jnp.sqrt(given.sum(-1, keepdims=True)), taken.sum(-1)),
     )
     return out.reshape(shape), moments

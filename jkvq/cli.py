@@ -35,7 +35,7 @@ from jkvq.errors import CacheWarning, UserError
 from jkvq.footprint import bits_per_element, footprint
 from jkvq.generate import Piece, stream
 from jkvq.llm import DEFAULT_MODEL, compute_dtype
-from jkvq.load import default_cache, load
+from jkvq.load import DEFAULT_CACHES, default_cache, load
 from jkvq.memory import format_bytes, free_bytes, parse_bytes
 from jkvq.models.catalog import cache_folder
 from jkvq.models.checkpoint import open_checkpoint
@@ -228,7 +228,7 @@ def calibrate(
         return
     print(f"{model} by {manifest.method} on {tokens:,} tokens of {manifest.corpus} -> {folder}")
     given = "" if out is None else f" --calibration {out}"
-    for name in (*PRESETS, "saw-int4,center=true"):
+    for name in (*PRESETS, *DEFAULT_CACHES):
         if manifest.method in methods_for(parse_spec(name))[:1]:
             print(f'Use it: jkvq generate "Hello" --model {model} --cache {name}{given}')
             return

@@ -22,6 +22,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int, Integer, UInt8
 from scipy.special import betainc, betaincinv, gammaln
 
+from jkvq.pallas_kernels.packing import stream_offsets
 from jkvq.pallas_kernels.words import as_float16
 
 MAX_BITS = 8
@@ -105,9 +106,8 @@ def make_allocation(
     for pair in set(zip(width.ravel().tolist(), own.ravel().tolist(), strict=True)):
         found = level_coefficients(*pair)
         levels[(width == pair[0]) & (own == pair[1]), : len(found)] = found
-    offset = np.cumsum(width, axis=-1) - width
-    integers = (jnp.asarray(x, jnp.int32) for x in (width, offset, group, size))
-    return Allocation(*integers, jnp.asarray(levels, jnp.float32))
+    bits, index, count = (jnp.asarray(x, jnp.int32) for x in (width, group, size))
+    return Allocation(bits, stream_offsets(bits), index, count, jnp.asarray(levels, jnp.float32))
 
 
 def encode(

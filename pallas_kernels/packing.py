@@ -58,7 +58,7 @@ def unpack(packed: UInt16[Array, "*rows words"], bits: int) -> UInt8[Array, "*ro
     return codes.astype(jnp.uint8)
 
 
-def stream_offsets(width: Int[Array, "K H"]) -> Int[Array, "K H"]:
+def stream_offsets(width: Int[Array, "*L K H"]) -> Int[Array, "*L K H"]:
     """The bit at which each channel's code begins in its head's stream."""
     return jnp.cumsum(width, axis=-1) - width
 

@@ -197,8 +197,8 @@ class LevelTiles:
 
     def _tile(self, page: Page, i: int):
         words = [page.words(part[i].word, part[i].width, part[i].wrap) for part in self.parts]
-        pieces = [part[i] for part in self.parts]
-        return level_tile(words, pieces, self.channels, interpret=self.interpret)
+        parts = [part[i] for part in self.parts]
+        return level_tile(words, parts, self.channels, interpret=self.interpret)
 
     def query(self, load, scale):
         pieces = self.parts[0]

@@ -133,7 +133,9 @@ def stream_tile(low, high, bit, width, levels: list, unit, *, interpret: bool):
 
     The codes become the first bits of the mantissa of 1: the float16 number t = 1 + c / 2^width.
     """
-    shift = 16 + _MANTISSA - width - bit  # of both words together, to the mantissa of the upper one
+    shift = (
+        WORD + _MANTISSA - width - bit
+    )  # of both words, to the upper mantissa
     mask = jnp.left_shift(jnp.int32(1), _MANTISSA) - jnp.left_shift(jnp.int32(1), _MANTISSA - width)
     if interpret:
         low, high = (words.astype(jnp.uint32) for words in (low, high))
