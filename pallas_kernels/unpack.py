@@ -133,9 +133,7 @@ def stream_tile(low, high, bit, width, levels: list, unit, *, interpret: bool):
 
     The codes become the first bits of the mantissa of 1: the float16 number t = 1 + c / 2^width.
     """
-    shift = (
-        WORD + _MANTISSA - width - bit
-    )  # of both words, to the upper mantissa
+    shift = WORD + _MANTISSA - width - bit  # of both words, to the upper mantissa
     mask = jnp.left_shift(jnp.int32(1), _MANTISSA) - jnp.left_shift(jnp.int32(1), _MANTISSA - width)
     if interpret:
         low, high = (words.astype(jnp.uint32) for words in (low, high))
