@@ -50,9 +50,11 @@ def unpack(packed: UInt16[Array, "*rows words"], bits: int) -> UInt8[Array, "*ro
     """The codes that were packed."""
     channels, codes, shift, start = packed.shape[-1] * WORD // bits, jnp.uint16(0), 0, 0
     for width in part_widths(bits):
-        part = packed[..., start : start + channels * width // WORD]
-        tiles = [(part >> (i * width)) & (2**width - 1) for i in range(WORD // width)]
-        codes = codes | (jnp.concatenate(tiles, axis=-1) << shift)
+        part = packed[..., None, start : start + channels * width // WORD]
+        place = jnp.arange(0, WORD, width, dtype=jnp.uint16)[:, None]
+        place = jnp.expand_dims(place, range(packed.ndim - 1))
+        planes = (part >> place) & (2**width - 1)
+        codes = codes | (planes.reshape(*packed.shape[:-1], channels) << shift)
         shift += width
         start += channels * width // WORD
     return codes.astype(jnp.uint8)

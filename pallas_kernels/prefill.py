@@ -17,7 +17,7 @@ from jkvq.pallas_kernels.merge import merge
 from jkvq.pallas_kernels.packed import Packed
 from jkvq.pallas_kernels.paged_attention import load_pages
 
-_BLOCK = 4096  # tokens decoded at once, over all sequences
+_BLOCK = 8192  # tokens decoded at once, over all sequences
 
 # Which attention serves: cuDNN on a GPU; XLA's, in float32, elsewhere.
 Fused = Literal["cudnn", "xla"]

@@ -2,12 +2,18 @@
 
 python -m scripts.compare_paths --text test.raw.gz --caches int4,oscar-int2 [--calibration DIR]
 
-Greedy, from prompts cut out of a text, in float32. Where two texts part, the gap is what the
-reference path's logits have between the two tokens. The last columns are the reference path
-against itself with every weight moved by a millionth: what rounding alone does to the cache.
+Greedy, from prompts cut out of a text, in float32. Three lines for each cache:
+
+- texts: how many texts are the same to the end;
+- steps: how many tokens are the same if every step starts from the reference path's cache;
+- last bits: the reference path against itself with every weight moved by one unit in its last
+  place, up or down at random: what rounding alone does to the texts.
+
+Where two tokens differ, the gap is what the reference path's logits have between them.
 """
 
 import dataclasses
+import functools
 from pathlib import Path
 from typing import Annotated
 
@@ -24,9 +30,6 @@ from jkvq.models.decoder import forward, logits
 
 PROMPTS = 8
 NEW = 32  # tokens written
-MOVE = 1e-6
-
-_forward = jax.jit(forward, static_argnames=("config", "own"))
 
 
 def prompts_of(llm: LLM, text: Path, length: int) -> list[list[int]]:
@@ -36,48 +39,70 @@ def prompts_of(llm: LLM, text: Path, length: int) -> list[list[int]]:
     return [part.tolist() for part in np.split(np.asarray(tokens), np.cumsum(lengths)[:-1])]
 
 
-def write(llm: LLM, prompts: list[list[int]]) -> list[list[int]]:
-    """The tokens that follow each prompt."""
+def write(llm: LLM, prompts: list[list[int]]) -> np.ndarray:
+    """The tokens that follow each prompt, [prompts, NEW]."""
     options = {"max_new_tokens": NEW, "ignore_eos": True, "temperature": 0.0}
     texts = jkvq.generate(llm, prompts, **options)
     assert isinstance(texts, list)
-    return [text.tokens for text in texts]
+    return np.asarray([text.tokens for text in texts])
 
 
-def gap(llm: LLM, prompt: list[int], tokens: list[int], pair: tuple[int, int]) -> float:
-    """Between the logits of two tokens after a prompt and what followed it."""
-    batch = Batch(llm, [prompt], [NEW])
-    hidden = batch.prefill(llm, [prompt])[:1]
-    if tokens:
-        padded = np.zeros((1, NEW), np.int32)
-        padded[0, : len(tokens)] = tokens
-        count = jnp.asarray([len(tokens)])
-        found, _ = _forward(
-            llm.config, llm.params, llm.basis, batch.cache, padded, count, own="stored"
-        )
-        hidden = found[:, len(tokens) - 1]
-    scores = np.asarray(logits(llm.config, llm.params, hidden))[0]
-    return float(abs(scores[pair[0]] - scores[pair[1]]))
+def replay(reference: LLM, other: LLM, prompts: list[list[int]], texts: np.ndarray):
+    """The logits of both before every token of the texts, each [prompts, NEW, vocabulary].
+
+    The cache is the reference's at every step but the first, which follows each one's own prefill.
+    """
+    first, batch = [], None
+    for llm in (other, reference):
+        batch = Batch(llm, prompts, [NEW] * PROMPTS)
+        hidden = batch.prefill(llm, prompts)
+        first.append(logits(llm.config, llm.params, hidden))
+    assert batch is not None
+    llm = reference
+    found = _steps(
+        llm.config, llm.params, llm.basis, batch.cache, texts[:, :-1], other.implementation
+    )
+    return [
+        np.concatenate([np.asarray(start)[:, None], np.asarray(rest)], axis=1)
+        for start, rest in zip(reversed(first), found, strict=True)
+    ]
+
+
+@functools.partial(jax.jit, static_argnames=("config", "implementation"))
+def _steps(config, params, basis, cache, texts, implementation):
+    run = functools.partial(forward, config, params, basis, own="stored")
+
+    def one(cache, tokens):
+        count = jnp.ones_like(tokens)
+        expected, new_cache = run(cache, tokens[:, None], count)
+        found, _ = run(cache, tokens[:, None], count, implementation=implementation)
+        return new_cache, tuple(logits(config, params, x[:, 0]) for x in (expected, found))
+
+    _, found = jax.lax.scan(one, cache, texts.T)
+    return tuple(x.swapaxes(0, 1) for x in found)
 
 
 def moved(llm: LLM) -> LLM:
-    """The model with every weight moved a little, at random."""
+    """The model with every weight moved by one unit in its last place, up or down at random."""
     leaves, tree = jax.tree.flatten(llm.params)
     keys = jax.random.split(jax.random.key(0), len(leaves))
-    moves = (1 + MOVE * jax.random.normal(k, x.shape) for k, x in zip(keys, leaves, strict=True))
-    new = [x * move for x, move in zip(leaves, moves, strict=True)]
+    new = [
+        jnp.nextafter(x, jnp.where(jax.random.bernoulli(key, shape=x.shape), jnp.inf, -jnp.inf))
+        for key, x in zip(keys, leaves, strict=True)
+    ]
     return dataclasses.replace(llm, params=jax.tree.unflatten(tree, new))
 
 
-def compared(llm: LLM, prompts: list, expected: list, found: list) -> str:
-    """How many texts are the same, and the gaps where others part."""
-    gaps = []
-    for prompt, a, b in zip(prompts, expected, found, strict=True):
-        at = next((i for i in range(NEW) if a[i] != b[i]), None)
-        if at is not None:
-            gaps.append(gap(llm, prompt, a[:at], (a[at], b[at])))
-    shown = " ".join(f"{x:.4f}" for x in sorted(gaps))
-    return f"{PROMPTS - len(gaps)} of {PROMPTS} the same" + (f", gaps {shown}" if gaps else "")
+def gaps_of(scores: np.ndarray, expected: np.ndarray, found: np.ndarray) -> np.ndarray:
+    """Between the logits of two tokens at every step, [prompts, NEW]."""
+    a, b = (np.take_along_axis(scores, x[..., None], axis=-1)[..., 0] for x in (expected, found))
+    return np.abs(a - b)
+
+
+def shown(what: str, same: int, count: int, gaps: np.ndarray) -> str:
+    """One line of the comparison."""
+    differ = " gaps " + " ".join(f"{gap:.4f}" for gap in sorted(gaps)) if len(gaps) else ""
+    return f"{what} {same} of {count} the same{differ}"
 
 
 def main(
@@ -88,16 +113,27 @@ def main(
     implementation: Annotated[str, typer.Option()] = "pallas",
     length: Annotated[int, typer.Option(help="Tokens of a prompt.")] = 420,
 ) -> None:
-    """Prints two lines for each cache."""
+    """Prints three lines for each cache."""
     base = load_plain(model, dtype="float32")
     prompts = prompts_of(base, text, length)
     for cache in caches.split(","):
         kernels = with_cache(base, cache, calibration, implementation=implementation)
-        llm = dataclasses.replace(kernels, implementation="reference")
-        expected = write(llm, prompts)
-        for name, other in ((implementation, kernels), ("moved weights", moved(llm))):
-            found = compared(llm, prompts, expected, write(other, prompts))
-            print(f"{cache}, {name}: {found}", flush=True)
+        reference = dataclasses.replace(kernels, implementation="reference")
+        expected = write(reference, prompts)
+        scores, others = replay(reference, kernels, prompts, expected)
+
+        def texts(what: str, llm: LLM, scores=scores, expected=expected) -> str:
+            found = write(llm, prompts)
+            part = found != expected
+            at = part.argmax(1)[:, None]  # the first token that differs
+            gaps = np.take_along_axis(gaps_of(scores, expected, found), at, axis=1)[part.any(1)]
+            return shown(what, PROMPTS - len(gaps), PROMPTS, gaps[:, 0])
+
+        print(f"{cache}: {texts('texts', kernels)}", flush=True)
+        choice = others.argmax(-1)
+        gaps = gaps_of(scores, expected, choice)[choice != expected]
+        print(f"{cache}: {shown('steps', choice.size - len(gaps), choice.size, gaps)}", flush=True)
+        print(f"{cache}: {texts('last bits', moved(reference))}", flush=True)
 
 
 if __name__ == "__main__":
