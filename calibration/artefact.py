@@ -30,7 +30,7 @@ from jkvq.models.catalog import CATALOG, cache_folder
 from jkvq.spec import CacheSpec
 
 MANIFEST = "manifest.json"
-_FORMAT = 1
+_FORMAT = 2
 
 
 @dataclass(frozen=True)

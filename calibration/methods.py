@@ -16,6 +16,7 @@ from jkvq.errors import UserError, nearest
 from jkvq.models.config import ModelConfig
 from jkvq.models.decoder import Params
 from jkvq.progress import count_bar
+from jkvq.rotation import hadamard
 
 METHODS = {
     "jkvq": "means and balanced rotations of keys and values: for jkvq-*",
@@ -129,6 +130,8 @@ def check_method(method: str, options: Options, head_dim: int, tokens: int) -> N
             f"than {Options.key_target} and {Options.value_target} only with method oscar, and the "
             f"method is {method}"
         )
+    if method != "oscar" and options.without:
+        raise UserError(f"without={'+'.join(options.without)}: only with method oscar")
     if options.clip_for is not None and method not in ("jkvq", "oscar"):
         raise UserError(f"clip_for={options.clip_for}: only with method oscar or jkvq")
 
@@ -156,7 +159,7 @@ def solve(
         H = moments.qq.shape[-1]
         R = rotations.hessian(moments.qq, options.order or min(128, H & -H))
         key = SideCalibration(mean=means["key"], rotation=_float32(R))
-        spectra = _spectra(rotations.shared(moments.qq), moments.kk, R)
+        spectra = _spectra(rotations.eigen(rotations.shared(moments.qq)).values, moments.kk, R)
     elif method == "kmeans":
         assert captured is not None
         key, value = (
@@ -197,10 +200,11 @@ def _balanced(label, options: Options, moments: Moments, projected) -> Solution:
             weight = read.weight[..., None]
             stored = second - first[..., :, None] * (first / weight)[..., None, :]
             moved = [rotations.shared(x) if options.shared else x for x in (stored, reading)]
-            M, target = rotations.balanced(*moved, options.without, damping)
+            M, spread = rotations.balanced(*moved, damping)
             mean = plain[name] if prefix else first / weight
-            sides[name] |= {f"{prefix}mean": mean, f"{prefix}rotation": M}
-            spectra[name] = _spectra(target, stored, M)
+            found = {"mean": mean, "rotation": M, "spread": spread}
+            sides[name] |= {f"{prefix}{part}": array for part, array in found.items()}
+            spectra[name] = _spectra(spread, stored, M @ hadamard(M.shape[-1]))
     key, value = (SideCalibration(**jax.tree.map(_float32, sides[name])) for name in sides)
     return Solution(Calibration(key, value, label), **spectra)
 
@@ -219,14 +223,14 @@ def _rotated(label, options: Options, moments: Moments, means) -> Solution:
         target = rotations.shared(second) if options.shared else second
         R = rotations.oscar(target, options.without)
         sides[name] = SideCalibration(mean=means[name], rotation=_float32(R))
-        spectra[name] = _spectra(target, kk if name == "key" else vv, R)
+        spectra[name] = _spectra(rotations.eigen(target).values, kk if name == "key" else vv, R)
     return Solution(Calibration(**sides, method=label), **spectra)
 
 
-def _spectra(target, stored, R) -> Spectra:
+def _spectra(eigenvalues, stored, R) -> Spectra:
     turned = np.einsum("...hi,...hj,...ji->...i", R, stored, R, optimize=True)
     return Spectra(
-        _float32(rotations.eigen(target).values),
+        _float32(eigenvalues),
         _float32(np.diagonal(stored, axis1=-2, axis2=-1)),
         _float32(turned),
     )

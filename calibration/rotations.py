@@ -8,9 +8,9 @@ from collections.abc import Collection
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
-from jkvq.rotation import block_hadamard, hadamard
+from jkvq.rotation import bit_reversal, block_hadamard, hadamard
 
 FACTORS = ("eigenvectors", "hadamard", "bit-reversal")
 _DAMPING = 0.01  # of the mean diagonal, added to the Hessian's
@@ -32,12 +32,6 @@ def eigen(second: Float[np.ndarray, "*heads H H"]) -> Eigen:
     return Eigen(values, vectors * signs)
 
 
-def bit_reversal(order: int) -> Int[np.ndarray, " H"]:
-    """Where each index below a power of two goes when its bits are read backwards."""
-    bits = order.bit_length() - 1
-    return np.array([int(f"{i:0{bits}b}"[::-1], 2) if bits else 0 for i in range(order)])
-
-
 def oscar(
     second: Float[np.ndarray, "*heads H H"], without: Collection[str] = ()
 ) -> Float[np.ndarray, "*heads H H"]:
@@ -56,23 +50,22 @@ def oscar(
 def balanced(
     stored: Float[np.ndarray, "*heads H H"],
     reading: Float[np.ndarray, "*heads H H"],
-    without: Collection[str] = (),
     damping: float = 1e-3,
-) -> tuple[Float[np.ndarray, "*heads H H"], Float[np.ndarray, "*heads H H"]]:
-    """M that makes least of a coding error, and the second moment that it has OSCAR turn.
+) -> tuple[Float[np.ndarray, "*heads H H"], Float[np.ndarray, "*heads H"]]:
+    """M that makes least of a coding error, and the variance it leaves in each channel, falling.
 
     A token x, of second moment C, is stored as x M and read by y M^-T, y of second moment E. A code
     errs in all channels alike and in proportion to x M, so that y reads an error in proportion to
     tr(M^T C M) tr(M^-1 E M^-T). That is least for M M^T = P with P C P = E, the geometric mean of
-    C^-1 and E. M = P^(1/2) R: the two moments are one and the same behind P^(1/2), and OSCAR's
-    rotation of it gives every channel the same share of both.
+    C^-1 and E. M = P^(1/2) U: the two moments are one and the same behind P^(1/2), and U are its
+    eigenvectors. Any rotation behind M is as good: one that mixes channels makes them alike.
     """
     C, E = _damped(stored, damping), _damped(reading, damping)
     root, inverse = _power(C, 0.5), _power(C, -0.5)
     half = _power(inverse @ _power(root @ E @ root, 0.5) @ inverse, 0.5)
     half = half / np.exp(np.linalg.slogdet(half)[1] / half.shape[-1])[..., None, None]
-    both = half @ C @ half
-    return half @ oscar(both, without), both
+    values, vectors = eigen(half @ C @ half)
+    return half @ vectors, values
 
 
 def _power(second: np.ndarray, exponent: float) -> np.ndarray:

@@ -17,9 +17,10 @@ from jaxtyping import Array, Float, Int
 from jkvq.cache_shape import CacheShape
 from jkvq.errors import UserError
 from jkvq.pallas_kernels.codecs import AffineCodec, Codec, FloatCodec, LloydCodec
+from jkvq.pallas_kernels.digits import PARTS, relative_step
 from jkvq.pallas_kernels.lloyd import Allocation, make_allocation
 from jkvq.pallas_kernels.write import Turn
-from jkvq.rotation import fixed_rotation, random_rotation
+from jkvq.rotation import bit_reversal, block_hadamard, fixed_rotation, hadamard, random_rotation
 from jkvq.spec import CALIBRATED_ROTATIONS, EXACT, CacheSpec, SideSpec
 from jkvq.stored import BLOCK_GROUPS
 
@@ -30,8 +31,10 @@ class SideCalibration:
 
     mean: Float[np.ndarray, "L K H"] | None = None
     rotation: Float[np.ndarray, "L K H H"] | None = None
+    spread: Float[np.ndarray, "L K H"] | None = None  # variance along a balanced rotation, falling
     packed_mean: Float[np.ndarray, "L K H"] | None = None  # for a cache with windows, if it differs
     packed_rotation: Float[np.ndarray, "L K H H"] | None = None  # the same
+    packed_spread: Float[np.ndarray, "L K H"] | None = None  # the same
     clip: Float[np.ndarray, " L"] | None = None
     centroids: Float[np.ndarray, "L C K H"] | None = None  # of keys or values as they are
     widths: Int[np.ndarray, "8 L K H/2"] | None = None  # of rotary blocks, for 1 to 8 bits each
@@ -129,7 +132,7 @@ class SideBasis:
             return LloydCodec(spec.bits, spec.step, allocation)
         clip = None if self.clip is None else self.clip[layer]
         centroids = None if self.centroids is None else self.centroids[layer]
-        return AffineCodec(spec.bits, spec.group, spec.step, clip, centroids)
+        return AffineCodec(spec.bits, spec.group, spec.step, clip, centroids, spec.digits)
 
 
 @jax.tree_util.register_dataclass
@@ -179,7 +182,12 @@ def _side(name: str, cache: CacheSpec, shape: CacheShape, found: SideCalibration
     spec: SideSpec = getattr(cache, name)
     L, K, H = shape
     if cache.windowed and spec.rotation == "balanced" and found.packed_rotation is not None:
-        found = dataclasses.replace(found, mean=found.packed_mean, rotation=found.packed_rotation)
+        found = dataclasses.replace(
+            found,
+            mean=found.packed_mean,
+            rotation=found.packed_rotation,
+            spread=found.packed_spread,
+        )
 
     def need(part: str, *expected: int) -> Array:
         array = getattr(found, part)
@@ -202,8 +210,9 @@ def _side(name: str, cache: CacheSpec, shape: CacheShape, found: SideCalibration
     elif spec.rotation in CALIBRATED_ROTATIONS:
         rotation = need("rotation", L, K, H, H).astype(jnp.float32)
         if spec.rotation == "balanced":
-            inverse = np.linalg.inv(np.asarray(rotation, np.float64))
-            dual = jnp.asarray(inverse.swapaxes(-1, -2), jnp.float32)
+            mixed = _mixed(np.asarray(rotation), np.asarray(need("spread", L, K, H)), spec)
+            dual = jnp.asarray(np.linalg.inv(mixed).swapaxes(-1, -2), jnp.float32)
+            rotation = jnp.asarray(mixed, jnp.float32)
     else:
         matrix = fixed_rotation(spec.rotation, H, seed)
         rotation = None if matrix is None else jnp.asarray(matrix[None, None], jnp.float32)
@@ -218,6 +227,23 @@ def _side(name: str, cache: CacheSpec, shape: CacheShape, found: SideCalibration
     given = need("centroids", L, spec.centroids, K, H).astype(jnp.float32)
     centroids = jnp.stack([basis.enter(given[layer][None], layer)[0] for layer in range(L)])
     return dataclasses.replace(basis, centroids=centroids)
+
+
+def _mixed(
+    rotation: Float[np.ndarray, "L K H H"], spread: Float[np.ndarray, "L K H"], spec: SideSpec
+) -> Float[np.ndarray, "L K H H"]:
+    """The directions of a balanced rotation, mixed so that all channels are alike.
+
+    With digits each quarter is mixed by itself, and scaled to the step that all have in common.
+    """
+    H, rotation = rotation.shape[-1], rotation.astype(np.float64)
+    if not spec.digits:
+        return rotation @ hadamard(H)[:, bit_reversal(H)]
+    size = H // PARTS
+    deviation = np.sqrt(spread.reshape(*spread.shape[:-1], PARTS, size).mean(-1))
+    steps = [relative_step(spec.bits, count) if count else 1.0 for count in spec.digits]
+    scale = np.repeat(1 / (deviation * steps), size, axis=-1)
+    return rotation @ block_hadamard(H, size) * scale[..., None, :]
 
 
 def _blocks(widths: np.ndarray, bits: int, seed: int) -> tuple[Array, Allocation]:

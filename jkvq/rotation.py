@@ -18,6 +18,12 @@ def block_hadamard(head_dim: int, order: int) -> np.ndarray:
     return np.kron(np.eye(head_dim // order), hadamard(order))
 
 
+def bit_reversal(order: int) -> np.ndarray:
+    """Where each index below a power of two goes when its bits are read backwards."""
+    bits = order.bit_length() - 1
+    return np.array([int(f"{i:0{bits}b}"[::-1], 2) if bits else 0 for i in range(order)])
+
+
 @functools.lru_cache(maxsize=64)
 def random_rotation(size: int, seed: int) -> np.ndarray:
     """A rotation drawn uniformly (Haar), the same for the same size and seed."""

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from jkvq.errors import UserError, nearest
+from jkvq.pallas_kernels.affine import GAUSSIAN_STEP
+from jkvq.pallas_kernels.digits import PARTS
 from jkvq.pallas_kernels.packing import packed_words
 
 CALIBRATED_ROTATIONS = ("balanced", "oscar", "hessian")
@@ -38,6 +40,8 @@ class SideSpec:
         stretched.
     centroids: code the difference to the nearest of so many k-means centroids; 0 is off.
     allocation: "uniform" widths, or more bits for the rotary "blocks" that matter more.
+    digits: codes that each quarter of the channels gets, strongest first, such as (2, 1, 1, 0): the
+        first is stored in twice the bits, the last not at all. () is one each.
     """
 
     bits: int
@@ -49,6 +53,7 @@ class SideSpec:
     step: Literal["min-max", "fitted"] = "min-max"
     centroids: int = 0
     allocation: Literal["uniform", "blocks"] = "uniform"
+    digits: tuple[int, ...] = ()
 
     def __post_init__(self):
         def require(good: bool, name: str, allowed: object):
@@ -73,6 +78,15 @@ class SideSpec:
         blocks = self.allocation == "blocks"
         require(self.codec == "lloyd" or not blocks, "allocation", "blocks only with codec lloyd")
         require(not blocks or self.rotation == "random", "rotation", "random with blocks")
+        if self.digits:
+            whole = len(self.digits) == sum(self.digits) == PARTS and min(self.digits) >= 0
+            require(whole, "digits", f"{PARTS} numbers that add up to {PARTS}, such as 2+1+1+0")
+            most = max(b for b in GAUSSIAN_STEP if b % self.bits == 0) // self.bits
+            require(max(self.digits) <= most, "digits", f"up to {most} for {self.bits} bits")
+            kind = affine and self.step == "fitted" and self.group is None and self.clip == 1
+            require(kind, "digits", "only with codec affine, step=fitted, and no group or clip")
+            require(self.rotation == "balanced", "digits", "only with rotation=balanced")
+            require(self.centroids == 0, "digits", "not with centroids")
 
     @property
     def calibrated(self) -> bool:
@@ -110,6 +124,8 @@ class CacheSpec:
             raise UserError(f"sink={self.sink}, recent={self.recent}: both 0, or recent at least 1")
         if self.value.allocation == "blocks":
             raise UserError("value.allocation=blocks: only keys have rotary blocks")
+        if self.value.digits:
+            raise UserError("value.digits: values have one each; give key.digits alone")
 
     @property
     def windowed(self) -> bool:
@@ -219,8 +235,9 @@ def _presets() -> dict[str, Preset]:
             CacheSpec(key, value, **windows), "OSCAR: attention-aware rotation, clip, windows"
         )
         ours = affine(bits, rotation="balanced", center=True, step="fitted")
+        key = dataclasses.replace(ours, digits=(2, 1, 1, 0) if bits == 2 else ())
         found[f"jkvq-int{bits}"] = Preset(
-            both(ours, **({} if bits == 4 else windows)),
+            CacheSpec(key, ours, **({} if bits == 4 else windows)),
             "ours: centring, balanced rotation, fitted step" + ("" if bits == 4 else ", windows"),
         )
     for key_bits, value_bits in ((4, 4), (3, 3), (3, 2), (2, 2)):
@@ -250,6 +267,10 @@ def _optional(text: str) -> int | None:
     return None if text == "none" else int(text)
 
 
+def _digits(text: str) -> tuple[int, ...]:
+    return () if text == "none" else tuple(map(int, text.split("+")))
+
+
 def _layers(text: str) -> tuple[int, ...]:
     return tuple(sorted({int(layer) for layer in text.split("+")}))
 
@@ -269,6 +290,7 @@ _SIDE_FIELDS: dict[str, Callable[[str], Any]] = {
     "rotation": str,
     "clip": float,
     "step": str,
+    "digits": _digits,
 }
 
 
@@ -341,7 +363,7 @@ def _overridden(name: str, preset: CacheSpec, wanted: CacheSpec) -> str | None:
 
 def _written(value: Any) -> str:
     if isinstance(value, tuple):
-        return "+".join(map(str, value))
+        return "+".join(map(str, value)) or "none"
     return str(value).lower()
 
 

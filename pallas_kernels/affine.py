@@ -16,11 +16,11 @@ from jaxtyping import Array, Float, UInt8
 from jkvq.pallas_kernels.words import as_bfloat16
 
 # The step, in standard deviations, that serves a Gaussian best with 2^bits uniform levels.
-GAUSSIAN_STEP = {2: 0.9957, 3: 0.5860, 4: 0.3352, 8: 0.0308}
+GAUSSIAN_STEP = {2: 0.9957, 3: 0.5860, 4: 0.3352, 6: 0.1041, 8: 0.0308}
 REFITS = 2
 
-# Gives the nearest level of each value of a group, from scale, lo and bits.
-Levels = Callable[[Array, Array, Array, int], Array]
+# Gives the nearest level of each value of a group, from scale, lo, bits and worth (digits.py).
+Levels = Callable[..., Array]
 
 
 def clip_to_quantile(x: Float[Array, "*rows H"], quantile) -> Float[Array, "*rows H"]:
@@ -59,28 +59,32 @@ def encode_fitted(
     scale = GAUSSIAN_STEP[bits] * jnp.sqrt(jnp.maximum(squares / x.shape[-1] - mean * mean, 0.0))
     lo = mean - scale * ((2**bits - 1) / 2)
     for _ in range(REFITS):
-        scale, lo = _least_squares(x, mean, levels(x, scale, lo, bits), scale, lo)
+        scale, lo = least_squares(x, mean, levels(x, scale, lo, bits), scale, lo)
     codes = levels(x, scale, lo, bits)
     shrunk = lo * total + scale * (codes * x).sum(-1)  # <x^, x>
     stretch = jnp.where(shrunk > 0, squares / jnp.where(shrunk > 0, shrunk, 1.0), 1.0)
     return codes, as_bfloat16(scale * stretch), as_bfloat16(lo * stretch)
 
 
-def _least_squares(x, mean, codes, scale, lo):
-    """Scale and lo that fit x on its codes best; unchanged where all codes are equal."""
-    code_sum = codes.sum(-1)
-    code_mean = code_sum / x.shape[-1]
-    spread = (codes * codes).sum(-1) - code_sum * code_mean
-    slope = ((codes * x).sum(-1) - code_sum * mean) / jnp.where(spread > 0, spread, 1.0)
+def least_squares(x, mean, codes, scale, lo, *, share=1.0, worth=1.0, norm=None):
+    """Scale and lo that fit lo w + scale * code to x best; unchanged where all codes are equal.
+
+    ``mean`` is the best lo alone. Channels count by ``share``; ``norm`` is the sum of share w^2.
+    """
+    norm = norm or x.shape[-1]
+    code_sum = (codes * (share * worth)).sum(-1)
+    code_mean, shared = code_sum / norm, codes * share
+    spread = (shared * codes).sum(-1) - code_sum * code_mean
+    slope = ((shared * x).sum(-1) - code_sum * mean) / jnp.where(spread > 0, spread, 1.0)
     fits = (spread > 0) & (slope > 0)
     return jnp.where(fits, slope, scale), jnp.where(fits, mean - slope * code_mean, lo)
 
 
-def nearest_levels(x, scale, lo, bits: int):
-    """The nearest level of each value, as a float."""
+def nearest_levels(x, scale, lo, bits: int, worth=1.0):
+    """The code whose lo w + scale * code is nearest to each value, as a float."""
     per_step = jnp.where(scale > 0, 1.0 / jnp.where(scale > 0, scale, 1.0), 0.0)
-    level = jnp.floor((x - lo[..., None]) * per_step[..., None] + 0.5)
-    return jnp.clip(level, 0, 2**bits - 1)
+    level = jnp.floor((x - lo[..., None] * worth) * per_step[..., None] + 0.5)
+    return jnp.clip(level, 0, (2**bits - 1) * worth)
 
 
 def dot(

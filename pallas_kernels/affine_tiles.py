@@ -36,19 +36,24 @@ def clip_tile(x, quantile):
     return jnp.minimum(jnp.maximum(x, -limit), limit)
 
 
-def nearest_levels(x, scale, lo, bits: int):
+def nearest_levels(x, scale, lo, bits: int, worth=None):
     """affine.nearest_levels, but for ties, in three instructions for each value."""
     top = 2.0**bits - 1
     per_range = jnp.where(scale > 0, 1.0 / jnp.where(scale > 0, scale * top, 1.0), 0.0)
+    numbers = [per_range[..., None], (-lo * per_range)[..., None]]
+    times = _constant(top)
+    if worth is not None:  # lo w over a range of scale top w is lo over one of scale top
+        numbers, times = [numbers[0] / worth, numbers[1], worth * top], "$4"
+    args = [x, *(jnp.broadcast_to(number, x.shape) for number in numbers)]
     (levels,) = plt.elementwise_inline_asm(
         f"""{{
             .reg .f32 t;
             fma.rn.sat.f32 t, $1, $2, $3;
-            fma.rn.f32 t, t, {_constant(top)}, {_constant(_WHOLE)};
+            fma.rn.f32 t, t, {times}, {_constant(_WHOLE)};
             sub.f32 $0, t, {_constant(_WHOLE)};
         }}""",
-        args=[x, *(jnp.broadcast_to(n[..., None], x.shape) for n in (per_range, -lo * per_range))],
-        constraints="=f,f,f,f",
+        args=args,
+        constraints=",".join(["=f"] + ["f"] * len(args)),
         pack=1,
         result_shape_dtypes=[jax.ShapeDtypeStruct(x.shape, jnp.float32)],
     )

@@ -18,6 +18,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from jkvq.pallas_kernels import affine, lloyd
+from jkvq.pallas_kernels.digits import columns, encode_digits, gathered, spread
 from jkvq.pallas_kernels.packed import Packed
 from jkvq.pallas_kernels.packing import WORD, pack, pack_stream, packed_words, unpack, unpack_stream
 from jkvq.pallas_kernels.words import from_words, to_words
@@ -72,7 +73,7 @@ class AffineCodec:
     """lo + scale * code for each group, on top of a centroid if there are any.
 
     Invariants: scale and lo are bfloat16; scale >= 0; a group of equal values x has code 0 and
-    lo = x rounded; codes are below 2^bits.
+    lo = x rounded; codes are below 2^bits. With digits there is one group, and the step is fitted.
     """
 
     bits: int
@@ -80,8 +81,16 @@ class AffineCodec:
     step: str
     clip: Float[Array, ""] | None = None  # quantile of a head's magnitudes
     centroids: Float[Array, "C K H"] | None = None
+    digits: tuple[int, ...] = ()  # of the quarters of the channels (digits.py); () is one each
 
     def encode(self, x):
+        if self.digits:
+            found = columns(self.digits, self.bits, x.shape[-1])
+            x = x.astype(jnp.float32)[..., found.channel]
+            codes, scale, lo = encode_digits(x, self.digits, self.bits)
+            codes = codes.astype(jnp.int32) >> (self.bits * found.digit)[None, None, None]
+            params = to_words(jnp.stack([scale, lo], axis=-1), jnp.bfloat16)
+            return Packed(pack(codes, self.bits), params)
         index = None
         x = x.astype(jnp.float32)
         if self.centroids is not None:
@@ -102,9 +111,13 @@ class AffineCodec:
         codes, scale, lo = self._read(tokens, real)
         group = codes.shape[-1] // scale.shape[-1]
         x = jnp.repeat(lo, group, -1) + jnp.repeat(scale, group, -1) * codes.astype(jnp.float32)
+        if self.digits:
+            return gathered(x, self.digits, self.bits)
         return x if self.centroids is None else x + self.centroids[tokens.index]
 
     def dot(self, q, tokens, real):
+        if self.digits:
+            q = spread(q, self.digits, self.bits)
         scores = affine.dot(q, *self._read(tokens, real))
         if self.centroids is None:
             return scores
@@ -113,6 +126,8 @@ class AffineCodec:
 
     def mix(self, weights, tokens, real):
         out = affine.mix(weights, *self._read(tokens, real))
+        if self.digits:
+            return gathered(out, self.digits, self.bits)
         if self.centroids is None:
             return out
         base = self.centroids[tokens.index]

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jkvq.pallas_kernels.codecs import AffineCodec, Codec, FloatCodec, LloydCodec
+from jkvq.pallas_kernels.digits import place_of
 from jkvq.pallas_kernels.lloyd import TERMS
 from jkvq.pallas_kernels.packed import Packed
 from jkvq.pallas_kernels.packing import WORD
@@ -102,6 +103,7 @@ class AffineTiles:
         group = codec.group or channels
         self.parts, self.groups = pieces(codec.bits, channels, group), channels // group
         self.head, self.centroids, self.interpret = head, centroids, interpret
+        self.bits, self.digits, self.channels = codec.bits, codec.digits, channels
 
     def _tile(self, page: Page, piece: Piece):
         words = page.words(piece.word, piece.width, piece.wrap)
@@ -113,8 +115,16 @@ class AffineTiles:
         row = jnp.broadcast_to(index[:, None], shape)
         return self.centroids[row, self.head, column]
 
+    def _load(self, load, piece: Piece):
+        """The query's columns of a piece."""
+        start, factor = piece.start, 1.0
+        if self.digits:
+            start, place = place_of(piece.start, self.digits, self.channels)
+            factor = place.factor(self.bits)
+        return load(_span(start, piece.width)) * factor
+
     def query(self, load, scale):
-        plain = [load(_span(piece.start, piece.width)) * scale for piece in self.parts[0]]
+        plain = [self._load(load, piece) * scale for piece in self.parts[0]]
         sums = [0.0] * self.groups
         for piece, q in zip(self.parts[0], plain, strict=True):
             sums[piece.group] += q.sum(1)
@@ -291,7 +301,7 @@ def codec_operands(pages: Packed, codec: Codec) -> dict:
 def numbers_of(codec: Codec) -> Codec:
     """The codec's numbers alone: its arrays are operands."""
     if isinstance(codec, AffineCodec):
-        return AffineCodec(codec.bits, codec.group, codec.step)
+        return AffineCodec(codec.bits, codec.group, codec.step, digits=codec.digits)
     return LloydCodec(codec.bits, codec.step) if isinstance(codec, LloydCodec) else codec
 
 

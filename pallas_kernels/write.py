@@ -20,6 +20,7 @@ from jaxtyping import Array, Bool, Float, Int, UInt16
 from jkvq.pallas_kernels import affine
 from jkvq.pallas_kernels.affine_tiles import clip_tile, nearest_levels, to_integers
 from jkvq.pallas_kernels.codecs import AffineCodec, Codec, FloatCodec
+from jkvq.pallas_kernels.digits import columns, encode_digits
 from jkvq.pallas_kernels.packed import Packed
 from jkvq.pallas_kernels.packing import pack_parts
 from jkvq.pallas_kernels.tiles import numbers_of
@@ -193,9 +194,12 @@ def _scalar(x: int | Int[Array, ""]) -> Int[Array, " 1"]:
     return jnp.asarray(x, jnp.int32).reshape(1)
 
 
-def _matrix(ref, layer, head):
+def _matrix(ref, layer, head, column=None):
     """The layer's and head's own, of matrices [L, K, H, H] or one for all, [1, 1, H, H]."""
-    return ref[layer % ref.shape[0], head % ref.shape[1]]
+    own = layer % ref.shape[0], head % ref.shape[1]
+    if column is None:
+        return ref[own]
+    return ref[(*own, lax.iota(jnp.int32, ref.shape[2])[:, None], column[None])]
 
 
 def _kernel(*refs, tree, codecs, config: Config, interpret: bool):
@@ -251,8 +255,11 @@ def _query_turner(shared: dict, out_ref, head, group: int):
 
 def _side_writer(pages: dict, shared: dict, operands: dict, codec: Codec, head, *, interpret: bool):
     """Writes the tokens of a block to one side."""
-    load = _loader(operands, head)
-    layer = shared["layer"][0]
+    found = None
+    if isinstance(codec, AffineCodec) and codec.digits:
+        found = columns(codec.digits, codec.bits, _source(operands).shape[-1])
+    load = _loader(operands, head, None if found is None else found.channel)
+    layer, levels = shared["layer"][0], affine.nearest_levels if interpret else nearest_levels
 
     def write_block(token):
         x, slot = load(layer, token), (shared["page"][token], shared["slot"][token])
@@ -260,15 +267,13 @@ def _side_writer(pages: dict, shared: dict, operands: dict, codec: Codec, head, 
             _store(pages["codes"], layer, head, slot, 0, _words(x, codec.floats))
             return
         assert isinstance(codec, AffineCodec)
-        if "clip" in operands:
-            x = clip_tile(x, operands["clip"][0])
-        encode = affine.encode_fitted if codec.step == "fitted" else affine.encode_min_max
-        shape, group = x.shape, codec.group or x.shape[1]
-        if group < shape[1]:
-            x = x.reshape(shape[0], -1, group)
-        codes, *numbers = encode(x, codec.bits, None if interpret else nearest_levels)
+        if found is not None:
+            codes, *numbers = encode_digits(x, codec.digits, codec.bits, levels)
+            codes = to_integers(codes) >> (codec.bits * found.digit)[None]
+        else:
+            codes, *numbers = _encode(x, codec, operands, levels)
         first = 0
-        for words in pack_parts(to_integers(codes).reshape(shape), codec.bits):
+        for words in pack_parts(codes, codec.bits):
             _store(pages["codes"], layer, head, slot, first, words)
             first += words.shape[1]
         for side, number in enumerate(numbers):
@@ -282,17 +287,34 @@ def _side_writer(pages: dict, shared: dict, operands: dict, codec: Codec, head, 
     return write_real if "real" in shared else write_block
 
 
-def _loader(operands: dict, head):
-    """Loads the tokens of a block, turned, in float32, [tokens, H]."""
-    held = "held" in operands
-    source = operands["held" if held else "x"]
+def _encode(x, codec: AffineCodec, operands: dict, levels):
+    """(codes, scale, lo) of tokens [tokens, H]."""
+    if "clip" in operands:
+        x = clip_tile(x, operands["clip"][0])
+    encode = affine.encode_fitted if codec.step == "fitted" else affine.encode_min_max
+    shape, group = x.shape, codec.group or x.shape[1]
+    if group < shape[1]:
+        x = x.reshape(shape[0], -1, group)
+    codes, scale, lo = encode(x, codec.bits, levels)
+    return to_integers(codes).reshape(shape), scale, lo
+
+
+def _source(operands: dict):
+    """Where the tokens are."""
+    return operands["held" if "held" in operands else "x"]
+
+
+def _loader(operands: dict, head, column=None):
+    """Loads the tokens of a block, turned, in float32, [tokens, H], or these columns of them."""
+    held, source = "held" in operands, _source(operands)
     H = source.shape[-1]
     turn, R = operands["turn"][0], None
     if "rotation" in operands:
-        R = _matrix(operands["rotation"], turn, head)
+        R = _matrix(operands["rotation"], turn, head, column)
+    channel = jnp.arange(H, dtype=jnp.int32) if R is not None or column is None else column
+    channel = channel[None]
 
     def load(layer, token):
-        channel = jnp.arange(H, dtype=jnp.int32)[None]
         if held:
             at = operands["page"][token][:, None], head, operands["slot"][token][:, None]
             x = lax.bitcast_convert_type(source[(layer, *at, channel)], jnp.float16)

@@ -102,6 +102,7 @@ def made_up(shape: CacheShape, bits: int) -> Calibration:
         return SideCalibration(
             mean=rng.normal(size=(L, K, H)).astype(np.float32),
             rotation=np.linalg.qr(rng.normal(size=(L, K, H, H)))[0].astype(np.float32),
+            spread=np.ones((L, K, H), np.float32),
             widths=np.broadcast_to(widths, (8, L, K, H // 2)),
         )
 

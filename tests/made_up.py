@@ -27,10 +27,12 @@ def random_calibration(
         return SideCalibration(
             mean=rng.normal(0, 3, (L, K, H)).astype(np.float32),
             rotation=orthogonal().astype(np.float32),
+            spread=np.sort(rng.random((L, K, H)) + 0.1)[..., ::-1].astype(np.float32),
             packed_mean=rng.normal(0, 3, (L, K, H)).astype(np.float32),
             packed_rotation=(orthogonal() * np.geomspace(0.5, 2, H) @ orthogonal()).astype(
                 np.float32
             ),
+            packed_spread=np.sort(rng.random((L, K, H)) + 0.1)[..., ::-1].astype(np.float32),
             centroids=rng.normal(0, 1, (L, centroids, K, H)).astype(np.float32),
             widths=np.stack([[[rng.permutation(blocks) for _ in range(K)] for _ in range(L)]] * 8),
         )

@@ -6,8 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.optimize
 
 from jkvq.basis import SideBasis, make_basis
+from jkvq.pallas_kernels.affine import GAUSSIAN_STEP
+from jkvq.pallas_kernels.digits import GAUSSIAN_ERROR
 from jkvq.pallas_kernels.lloyd import group_levels
 from jkvq.pallas_kernels.words import from_words
 from jkvq.spec import PRESETS, SideSpec, parse_spec
@@ -31,11 +34,16 @@ def side_of(text: str) -> SideBasis:
 
 # The presets that code keys differently; rotations and means are not the codec's.
 CODED = {
-    dataclasses.replace(preset.spec.key, rotation="random", center=False): name
-    for name, preset in PRESETS.items()
-    if preset.spec.key.codec != "float" and preset.spec.key.centroids < 2048
+    dataclasses.replace(key, rotation="balanced" if key.digits else "random", center=False): name
+    for name, key in ((name, preset.spec.key) for name, preset in PRESETS.items())
+    if key.codec != "float" and key.centroids < 2048
 }
 NAMES = list(CODED.values())
+NAMES += [
+    "jkvq-int2,key.digits=none",
+    "jkvq-int3,key.digits=1+2+0+1",
+    "jkvq-int2,key.digits=3+1+0+0",
+]
 NAMES += ["int4,group=32", "int3,group=64", "int2,step=fitted,group=32", "oscar-int2,group=64"]
 NAMES += ["tq-k3v3,step=fitted", "blockgtq-k2v2,step=fitted"]
 
@@ -53,6 +61,9 @@ def expected(spec: SideSpec, x: np.ndarray, layer_side: SideBasis, head: int):
     if spec.codec == "affine":
         if spec.clip < 1:
             x = reference.clip(x, spec.clip)
+        if spec.digits:
+            codes, scale, lo, ties = reference.affine_digits(x, spec.bits, spec.digits)
+            return codes, np.array([scale, lo]), ties
         encode = reference.affine_fitted if spec.step == "fitted" else reference.affine_min_max
         codes, scale, lo, ties = encode(x, spec.bits, group)
         return codes, np.concatenate([scale, lo]), ties
@@ -115,6 +126,8 @@ def _pack(side: SideBasis, codes, head: int) -> np.ndarray:
 def _decode(side: SideBasis, codes, params, head: int) -> np.ndarray:
     if side.spec.codec == "affine":
         scale, lo = np.split(params, 2)
+        if side.spec.digits:
+            return reference.decode_digits(codes, scale, lo, side.spec.bits, side.spec.digits)
         group = H // len(scale)
         return np.repeat(lo, group) + np.repeat(scale, group) * codes
     widths = [side.spec.bits] * H
@@ -129,8 +142,12 @@ def _decode(side: SideBasis, codes, params, head: int) -> np.ndarray:
     )
 
 
-# Others keep a unit, or the difference to a centroid.
-LEVELLED = [name for name in NAMES if not name.startswith(("tq", "blockgtq", "kmeans"))]
+# Others keep a unit, or the difference to a centroid, or leave channels out.
+LEVELLED = [
+    name
+    for name in NAMES
+    if not name.startswith(("tq", "blockgtq", "kmeans")) and not parse_spec(name).key.digits
+]
 
 
 @pytest.mark.parametrize("name", LEVELLED)
@@ -216,7 +233,7 @@ def test_units_keep_the_scores_length(name):
 
 def test_fitted_step_keeps_the_scores_length():
     """<x^, x> = <x, x>: the stretch undoes the shrinkage that min-max and least squares have."""
-    codec = side_of("jkvq-int2").codec(LAYER)
+    codec = side_of("jkvq-int2,key.digits=none").codec(LAYER)
     x = jax.random.normal(jax.random.key(1), (1, 50, K, H))
     decoded = codec.decode(codec.encode(x), jnp.ones((1, 50), bool))
     ratio = np.asarray((decoded * x).sum(-1) / (x * x).sum(-1))
@@ -225,3 +242,35 @@ def test_fitted_step_keeps_the_scores_length():
     plain = side_of("int2").codec(LAYER)
     min_max = plain.decode(plain.encode(x), jnp.ones((1, 50), bool))
     assert error < 0.6 * float(((min_max - x) ** 2).sum() / (x * x).sum())
+
+
+@pytest.mark.parametrize("bits", GAUSSIAN_STEP)
+def test_steps_are_the_best_for_a_gaussian(bits):
+    """The constants of fitted steps and of digits, by integration."""
+    x = np.linspace(-8, 8, 200_001)
+    density = np.exp(-x * x / 2) / np.exp(-x * x / 2).sum()
+
+    def error(step: float) -> float:
+        half = (2**bits - 1) / 2
+        coded = np.clip(np.floor(x / step + half + 0.5), 0, 2**bits - 1) - half
+        return float((density * (x - step * coded) ** 2).sum())
+
+    step = GAUSSIAN_STEP[bits]
+    best = scipy.optimize.fminbound(error, 0.8 * step, 1.2 * step, xtol=1e-6)
+    assert step == pytest.approx(best, rel=3e-3)
+    assert GAUSSIAN_ERROR[bits] == pytest.approx(error(best), abs=1e-4)
+
+
+def test_digits_err_least_where_tokens_are_strongest():
+    """Each quarter about as much as a Gaussian of its bits would; the last one is not there."""
+    side = side_of("jkvq-int2")
+    codec, x = side.codec(LAYER), jax.random.normal(jax.random.key(1), (1, 500, K, 4, H // 4))
+    steps = np.array([GAUSSIAN_STEP[4] / GAUSSIAN_STEP[2], 1, 1, 1])
+    x = (x / steps[None, None, None, :, None]).reshape(1, 500, K, H)
+    decoded = codec.decode(codec.encode(x), jnp.ones((1, 500), bool))
+    quarters = (np.asarray(y).reshape(-1, 4, H // 4) for y in (decoded - x, x))
+    error, whole = ((y**2).sum((0, 2)) for y in quarters)
+    stretched = [e / (1 - e) for e in (GAUSSIAN_ERROR[4], GAUSSIAN_ERROR[2], GAUSSIAN_ERROR[2])]
+    ratio = (error / whole)[:3] / stretched  # a step for each token does a little better
+    assert (ratio > 0.7).all() and (ratio < 1.02).all(), ratio
+    assert error[3] == whole[3]

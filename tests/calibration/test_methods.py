@@ -73,7 +73,7 @@ def test_oscar_rotations_equal_numpys(tiny, seen, tmp_path, shared):
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_balanced_rotations_equal_numpys(tiny, seen, tmp_path, shared):
-    """P = M M^T is the one positive solution of P C P = E, and P^(-1/2) M is OSCAR's rotation.
+    """P = M M^T is the one positive solution of P C P = E, and P^(-1/2) M are eigenvectors.
 
     No token has left the windows: behind them the moments are those of all, damped more.
     """
@@ -96,18 +96,25 @@ def test_balanced_rotations_equal_numpys(tiny, seen, tmp_path, shared):
                 np.testing.assert_allclose(found.packed_mean[index, head], plain, atol=atol)
         for name, pairs in moments.items():
             for head, (part, damping) in itertools.product(
-                range(K), (("rotation", 1e-3), ("packed_rotation", 3e-2))
+                range(K), (("", 1e-3), ("packed_", 3e-2))
             ):
                 C, E = np.mean(pairs, axis=0) if shared else pairs[head]
                 C, E = (x + damping * np.trace(x) / H * np.eye(H) for x in (C, E))
-                M = getattr(getattr(calibration, name), part)[index, head].astype(np.float64)
+                found = getattr(calibration, name)
+                M = getattr(found, f"{part}rotation")[index, head].astype(np.float64)
                 P = M @ M.T
                 back = P @ C @ P
                 np.testing.assert_allclose(
                     back * np.trace(E) / np.trace(back), E, atol=1e-4 * np.abs(E).max()
                 )
                 half = scipy.linalg.sqrtm(P)
-                check_oscar(np.linalg.inv(half) @ M, half @ C @ half)
+                check_eigenvectors(np.linalg.inv(half) @ M, half @ C @ half)
+                spread = getattr(found, f"{part}spread")[index, head]
+                # The sums here are means there.
+                variance = np.diag(M.T @ C @ M)
+                np.testing.assert_allclose(
+                    variance / variance.sum(), spread / spread.sum(), rtol=0, atol=1e-6
+                )
 
 
 def test_tokens_behind_windows_have_rotations_of_their_own(tiny, tmp_path):

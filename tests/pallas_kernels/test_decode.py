@@ -58,6 +58,7 @@ def check(cache, groups, head_dim, page, dtype, interpret):
 
 SHAPES = [("bf16", 4, 64), ("int8", 1, 64), ("int4", 3, 64), ("int3", 8, 64), ("int2", 2, 64)]
 SHAPES += [("int4,group=32", 2, 64), ("int3,group=32", 1, 64), ("tq-k3v2", 4, 64)]
+SHAPES += [("jkvq-int2", 2, 64), ("jkvq-int3,key.digits=2+1+1+0", 1, 64)]
 SHAPES += [("tq-k4v4", 2, 64), ("blockgtq-k3v3", 2, 64), ("kmeans16-int4", 2, 64)]
 
 
@@ -79,7 +80,9 @@ def test_only_what_is_seen_counts():
 def _kernel_of(preset) -> tuple:
     """What the kernel is compiled for; presets that differ otherwise are the same to it."""
     sides = preset.spec.key, preset.spec.value
-    return tuple((side.codec, side.bits, side.centroids > 0, side.allocation) for side in sides)
+    return tuple(
+        (side.codec, side.bits, side.centroids > 0, side.allocation, side.digits) for side in sides
+    )
 
 
 SERVED = {_kernel_of(preset): name for name, preset in PRESETS.items() if name != "f32"}
@@ -103,6 +106,9 @@ def test_decode_of_every_preset(cache, head_dim):
         ("int4,group=32", 1, 128, 128),
         ("int2,group=64", 16, 128, 16),
         ("int3,group=32", 2, 128, 32),
+        ("jkvq-int2", 4, 256, 64),
+        ("jkvq-int3,key.digits=2+1+1+0", 4, 128, 64),
+        ("jkvq-int4,key.digits=2+1+1+0", 4, 128, 64),
     ],
 )
 def test_decode_of_groups_pages_and_wide_heads(cache, groups, head_dim, page):

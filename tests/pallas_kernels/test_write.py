@@ -127,16 +127,19 @@ def test_queries_are_turned_in_the_same_launch(cache):
     tokens.assert_stored((key, value), tokens.expected())
 
 
-def test_tokens_move_from_pages_of_floats():
-    tokens = Tokens("int4", 64)
+@pytest.mark.parametrize("cache", ["int4", "jkvq-int2"])
+def test_tokens_move_from_pages_of_floats(cache):
+    tokens = Tokens(cache, 64)
     rng = np.random.default_rng(1)
     place = rng.choice(np.arange(5 * PAGE), 33, replace=False).reshape(3, 11)
     at = jnp.asarray(place // PAGE), jnp.asarray(place % PAGE)
     sides = []
-    for side, x in zip(tokens.sides(), (tokens.k, tokens.v), strict=True):
+    bases = tokens.basis.key, tokens.basis.value
+    for side, x, basis in zip(tokens.sides(), (tokens.k, tokens.v), bases, strict=True):
         floats = Packed(jnp.full((2, 5, 2, PAGE, 64), 0xFFFF, jnp.uint16))
-        floats = scatter(floats, FloatCodec(jnp.float16).encode(x), LAYER, *at)
-        sides.append(dataclasses.replace(side, tokens=Held(floats.codes, *at)))
+        held = FloatCodec(jnp.float16).encode(basis.enter(x, LAYER))
+        floats = scatter(floats, held, LAYER, *at)
+        sides.append(Side(side.pages, Held(floats.codes, *at), side.codec))
     how = LAYER, tokens.page, tokens.slot
     found = write(sides[0], sides[1], *how, config=Config(16, 2, 2), interpret=True)[:2]
     tokens.assert_stored(found, tokens.expected())
@@ -164,7 +167,7 @@ def _kernel_of(preset) -> tuple:
         side.rotation if side.rotation in ("none", *CALIBRATED_ROTATIONS) else "" for side in sides
     ]
     return tuple(
-        (side.bits, side.codec, side.clip, side.step, side.center, rotation)
+        (side.bits, side.codec, side.clip, side.step, side.center, side.digits, rotation)
         for side, rotation in zip(sides, fixed, strict=True)
     )
 
