@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from jkvq.errors import UserError, nearest
-from jkvq.pallas_kernels.affine import GAUSSIAN_STEP
-from jkvq.pallas_kernels.digits import PARTS
+from jkvq.pallas_kernels.digits import MAX_BITS, PARTS
 from jkvq.pallas_kernels.packing import packed_words
 
 CALIBRATED_ROTATIONS = ("balanced", "oscar", "hessian")
@@ -81,7 +80,7 @@ class SideSpec:
         if self.digits:
             whole = len(self.digits) == sum(self.digits) == PARTS and min(self.digits) >= 0
             require(whole, "digits", f"{PARTS} numbers that add up to {PARTS}, such as 2+1+1+0")
-            most = max(b for b in GAUSSIAN_STEP if b % self.bits == 0) // self.bits
+            most = MAX_BITS // self.bits
             require(max(self.digits) <= most, "digits", f"up to {most} for {self.bits} bits")
             kind = affine and self.step == "fitted" and self.group is None and self.clip == 1
             require(kind, "digits", "only with codec affine, step=fitted, and no group or clip")

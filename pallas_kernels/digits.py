@@ -21,6 +21,7 @@ from jkvq.pallas_kernels import affine
 from jkvq.pallas_kernels.words import as_bfloat16
 
 PARTS = 4
+MAX_BITS = 6  # of all digits of a channel: kernels hold queries in float16
 # The squared error of a Gaussian of variance 1 with 2^bits uniform levels at the best step.
 GAUSSIAN_ERROR = {2: 0.1188, 3: 0.0374, 4: 0.0115, 6: 0.0010, 8: 0.0001}
 
@@ -103,10 +104,15 @@ def encode_digits(
     size = x.shape[-1] // PARTS
     found = columns(digits, bits, x.shape[-1])
     share, worths, step = (_like(x, y) for y in (found.share, found.worth, found.step))
-    norm = float(size * sum(worth(bits, count) ** 2 for count in digits))
+    stored = [count for count in digits if count]
+    norm = float(size * sum(worth(bits, count) ** 2 for count in stored))
     mean = (x * (share * worths)).sum(-1) / norm
-    left = (x - mean[..., None] * worths) * step
-    variance = (left * left * share).sum(-1) / (size * sum(count > 0 for count in digits))
+    # Of (x - mean w) step, by sums that do not wait for the mean
+    weight = share * step * step
+    energy, cross = (x * x * weight).sum(-1), (x * (weight * worths)).sum(-1)
+    both = [worth(bits, count) * relative_step(bits, count) for count in stored]
+    square = energy - mean * (2 * cross - mean * size * sum(y * y for y in both))
+    variance = jnp.maximum(square, 0.0) / (size * len(stored))
     scale = affine.GAUSSIAN_STEP[bits] * jnp.sqrt(variance)
     lo = mean - scale * ((2**bits - 1) / 2)
     how = {"share": share, "worth": worths, "norm": norm}

@@ -41,7 +41,7 @@ def test_parse_spec_by_preset_name(name):
         ("int4,sink=4", "sink=4, recent=0: both 0, or recent at least 1"),
         ("tq-k3v3,clip=0.9", "clip=0.9: allowed: only with codec affine"),
         ("jkvq-int2,key.digits=2+1+1", r"digits=\(2, 1, 1\): allowed: 4 numbers that add up to 4"),
-        ("jkvq-int4,key.digits=3+1+0+0", "allowed: up to 2 for 4 bits"),
+        ("jkvq-int4,key.digits=2+1+1+0", "allowed: up to 1 for 4 bits"),
         ("jkvq-int2,key.clip=0.9", "allowed: only with codec affine, step=fitted, and no group"),
         ("jkvq-int2,rotation=saw", "allowed: only with rotation=balanced"),
         ("jkvq-int2,digits=2+1+1+0", "value.digits: values have one each"),
@@ -62,7 +62,7 @@ def test_parse_spec_of_bad_text_says_what_is_allowed(text, sentence):
         "int4,group=32,key.bits=3,value.bits=2",
         "jkvq-int3,key.clip=0.9,value.rotation=none",
         "jkvq-int2,key.digits=none",
-        "jkvq-int4,key.digits=2+2+0+0",
+        "jkvq-int3,key.digits=2+2+0+0",
         "kmeans256-int4,value.rotation=saw",
     ],
 )

@@ -108,7 +108,6 @@ def test_decode_of_every_preset(cache, head_dim):
         ("int3,group=32", 2, 128, 32),
         ("jkvq-int2", 4, 256, 64),
         ("jkvq-int3,key.digits=2+1+1+0", 4, 128, 64),
-        ("jkvq-int4,key.digits=2+1+1+0", 4, 128, 64),
     ],
 )
 def test_decode_of_groups_pages_and_wide_heads(cache, groups, head_dim, page):
