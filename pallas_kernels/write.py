@@ -20,7 +20,7 @@ from jaxtyping import Array, Bool, Float, Int, UInt16
 from jkvq.pallas_kernels import affine
 from jkvq.pallas_kernels.affine_tiles import clip_tile, nearest_levels, to_integers
 from jkvq.pallas_kernels.codecs import AffineCodec, Codec, FloatCodec
-from jkvq.pallas_kernels.digits import columns, encode_digits
+from jkvq.pallas_kernels.digits import Columns, columns, encode_digits
 from jkvq.pallas_kernels.packed import Packed
 from jkvq.pallas_kernels.packing import pack_parts
 from jkvq.pallas_kernels.tiles import numbers_of
@@ -185,21 +185,28 @@ def _operands(side: Side) -> dict:
         operands["mean"] = side.turn.mean
     if side.turn.rotation is not None:
         operands["rotation"] = side.turn.rotation.astype(jnp.float16)
+        found = _columns(side.codec, side.turn.rotation.shape[-1])
+        if found is not None:
+            operands["rotation"] = operands["rotation"][..., found.channel]
     if isinstance(side.codec, AffineCodec) and side.codec.clip is not None:
         operands["clip"] = side.codec.clip.reshape(1)
     return operands
+
+
+def _columns(codec: Codec, channels: int) -> Columns | None:
+    """The columns of a codec with digits."""
+    if not isinstance(codec, AffineCodec) or not codec.digits:
+        return None
+    return columns(codec.digits, codec.bits, channels)
 
 
 def _scalar(x: int | Int[Array, ""]) -> Int[Array, " 1"]:
     return jnp.asarray(x, jnp.int32).reshape(1)
 
 
-def _matrix(ref, layer, head, column=None):
+def _matrix(ref, layer, head):
     """The layer's and head's own, of matrices [L, K, H, H] or one for all, [1, 1, H, H]."""
-    own = layer % ref.shape[0], head % ref.shape[1]
-    if column is None:
-        return ref[own]
-    return ref[(*own, lax.iota(jnp.int32, ref.shape[2])[:, None], column[None])]
+    return ref[layer % ref.shape[0], head % ref.shape[1]]
 
 
 def _kernel(*refs, tree, codecs, config: Config, interpret: bool):
@@ -255,9 +262,7 @@ def _query_turner(shared: dict, out_ref, head, group: int):
 
 def _side_writer(pages: dict, shared: dict, operands: dict, codec: Codec, head, *, interpret: bool):
     """Writes the tokens of a block to one side."""
-    found = None
-    if isinstance(codec, AffineCodec) and codec.digits:
-        found = columns(codec.digits, codec.bits, _source(operands).shape[-1])
+    found = _columns(codec, _source(operands).shape[-1])
     load = _loader(operands, head, None if found is None else found.channel)
     layer, levels = shared["layer"][0], affine.nearest_levels if interpret else nearest_levels
 
@@ -310,7 +315,7 @@ def _loader(operands: dict, head, column=None):
     H = source.shape[-1]
     turn, R = operands["turn"][0], None
     if "rotation" in operands:
-        R = _matrix(operands["rotation"], turn, head, column)
+        R = _matrix(operands["rotation"], turn, head)  # its columns are those asked for
     channel = jnp.arange(H, dtype=jnp.int32) if R is not None or column is None else column
     channel = channel[None]
 
