@@ -82,10 +82,10 @@ class SideSpec:
             require(whole, "digits", f"{PARTS} numbers that add up to {PARTS}, such as 2+1+1+0")
             most = MAX_BITS // self.bits
             require(max(self.digits) <= most, "digits", f"up to {most} for {self.bits} bits")
-            kind = affine and self.step == "fitted" and self.group is None and self.clip == 1
-            require(kind, "digits", "only with codec affine, step=fitted, and no group or clip")
-            require(self.rotation == "balanced", "digits", "only with rotation=balanced")
-            require(self.centroids == 0, "digits", "not with centroids")
+            kind = affine and self.step == "fitted" and self.rotation == "balanced"
+            plain = self.group is None and self.clip == 1 and self.centroids == 0
+            allowed = "rotation=balanced and step=fitted, without group, clip and centroids"
+            require(kind and plain, "digits", f"only with {allowed}; or digits=none")
 
     @property
     def calibrated(self) -> bool:
@@ -237,7 +237,9 @@ def _presets() -> dict[str, Preset]:
         key = dataclasses.replace(ours, digits=(2, 1, 1, 0) if bits == 2 else ())
         found[f"jkvq-int{bits}"] = Preset(
             CacheSpec(key, ours, **({} if bits == 4 else windows)),
-            "ours: centring, balanced rotation, fitted step" + ("" if bits == 4 else ", windows"),
+            "ours: centring, balanced rotation, fitted step"
+            + ("" if bits == 4 else ", windows")
+            + (", unequal key widths" if key.digits else ""),
         )
     for key_bits, value_bits in ((4, 4), (3, 3), (3, 2), (2, 2)):
         name = f"k{key_bits}v{value_bits}"
