@@ -207,9 +207,18 @@ def test_a_nan_in_one_sequence_never_reaches_another(cache):
         assert np.isnan(out[1, 5:]).any()
 
 
-@pytest.mark.parametrize("cache", ["int4,exact_layers=0", "blockgtq-k3v3", "int4,sink=4,recent=10"])
-def test_the_kernels_give_what_the_reference_gives(cache):
-    """Interpreted: exact layers beside coded ones, a codec that ``write`` has not, windows."""
+@pytest.mark.parametrize(
+    ("cache", "bound"),
+    [
+        ("int4,exact_layers=0", 2e-3),
+        ("blockgtq-k3v3", 2e-3),
+        ("int4,sink=4,recent=10", 2e-3),
+        # Keys are turned in float16 there, which turns a code here and there.
+        ("jkvq-int2,sink=4,recent=10", 2e-2),
+    ],
+)
+def test_the_kernels_give_what_the_reference_gives(cache, bound):
+    """Interpreted: exact layers, a codec that ``write`` has not, windows, digits behind them."""
     # A token sees itself in the window, in 16 bits.
     setting = Setting(cache, [30, 19]).in_bfloat16()
     for chunks, own in (([1] * 30, "stored"), ([13, 17], "exact")):
@@ -219,4 +228,4 @@ def test_the_kernels_give_what_the_reference_gives(cache):
         )
         for row, length in enumerate(setting.lengths):
             error = np.linalg.norm(out[row, :length] - expected[row, :length])
-            assert error <= 2e-3 * np.linalg.norm(expected[row, :length])
+            assert error <= bound * np.linalg.norm(expected[row, :length])
