@@ -16,7 +16,7 @@ from jaxtyping import Array, Float, Int
 
 from jkvq.cache_shape import CacheShape
 from jkvq.errors import UserError
-from jkvq.pallas_kernels.codecs import AffineCodec, Codec, FloatCodec, LloydCodec
+from jkvq.pallas_kernels.codecs import AffineCodec, Codec, DigitCodec, FloatCodec, LloydCodec
 from jkvq.pallas_kernels.digits import PARTS, relative_step
 from jkvq.pallas_kernels.lloyd import Allocation, make_allocation
 from jkvq.pallas_kernels.write import Turn
@@ -130,9 +130,11 @@ class SideBasis:
                 return LloydCodec(spec.bits, spec.step)
             allocation = jax.tree.map(lambda x: x[layer], self.allocation)
             return LloydCodec(spec.bits, spec.step, allocation)
+        if spec.digits:
+            return DigitCodec(spec.bits, spec.digits)
         clip = None if self.clip is None else self.clip[layer]
         centroids = None if self.centroids is None else self.centroids[layer]
-        return AffineCodec(spec.bits, spec.group, spec.step, clip, centroids, spec.digits)
+        return AffineCodec(spec.bits, spec.group, spec.step, clip, centroids)
 
 
 @jax.tree_util.register_dataclass

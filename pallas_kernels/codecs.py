@@ -73,7 +73,7 @@ class AffineCodec:
     """lo + scale * code for each group, on top of a centroid if there are any.
 
     Invariants: scale and lo are bfloat16; scale >= 0; a group of equal values x has code 0 and
-    lo = x rounded; codes are below 2^bits. With digits there is one group, and the step is fitted.
+    lo = x rounded; codes are below 2^bits.
     """
 
     bits: int
@@ -81,16 +81,8 @@ class AffineCodec:
     step: str
     clip: Float[Array, ""] | None = None  # quantile of a head's magnitudes
     centroids: Float[Array, "C K H"] | None = None
-    digits: tuple[int, ...] = ()  # of the quarters of the channels (digits.py); () is one each
 
     def encode(self, x):
-        if self.digits:
-            found = columns(self.digits, self.bits, x.shape[-1])
-            x = x.astype(jnp.float32)[..., found.channel]
-            codes, scale, lo = encode_digits(x, self.digits, self.bits)
-            codes = codes.astype(jnp.int32) >> (self.bits * found.digit)[None, None, None]
-            params = to_words(jnp.stack([scale, lo], axis=-1), jnp.bfloat16)
-            return Packed(pack(codes, self.bits), params)
         index = None
         x = x.astype(jnp.float32)
         if self.centroids is not None:
@@ -111,13 +103,9 @@ class AffineCodec:
         codes, scale, lo = self._read(tokens, real)
         group = codes.shape[-1] // scale.shape[-1]
         x = jnp.repeat(lo, group, -1) + jnp.repeat(scale, group, -1) * codes.astype(jnp.float32)
-        if self.digits:
-            return gathered(x, self.digits, self.bits)
         return x if self.centroids is None else x + self.centroids[tokens.index]
 
     def dot(self, q, tokens, real):
-        if self.digits:
-            q = spread(q, self.digits, self.bits)
         scores = affine.dot(q, *self._read(tokens, real))
         if self.centroids is None:
             return scores
@@ -126,8 +114,6 @@ class AffineCodec:
 
     def mix(self, weights, tokens, real):
         out = affine.mix(weights, *self._read(tokens, real))
-        if self.digits:
-            return gathered(out, self.digits, self.bits)
         if self.centroids is None:
             return out
         base = self.centroids[tokens.index]
@@ -138,6 +124,39 @@ class AffineCodec:
         params = jnp.where(real[..., None, None], from_words(tokens.params, jnp.bfloat16), 0.0)
         scale, lo = jnp.split(params, 2, axis=-1)
         return unpack(tokens.codes, self.bits), scale, lo
+
+
+@dataclass(frozen=True)
+class DigitCodec:
+    """Channels of unequal widths in columns that read as an affine codec's (digits.py).
+
+    Invariants: one scale and lo for a head, in bfloat16; a column's digit is below 2^bits.
+    """
+
+    bits: int
+    digits: tuple[int, ...]  # of each quarter of the channels
+
+    @property
+    def columns(self) -> AffineCodec:
+        """What reads the columns."""
+        return AffineCodec(self.bits, None, "fitted")
+
+    def encode(self, x):
+        found = columns(self.digits, self.bits, x.shape[-1])
+        x = x.astype(jnp.float32)[..., found.channel]
+        codes, scale, lo = encode_digits(x, self.digits, self.bits)
+        codes = codes.astype(jnp.int32) >> (self.bits * found.digit)[None, None, None]
+        params = to_words(jnp.stack([scale, lo], axis=-1), jnp.bfloat16)
+        return Packed(pack(codes, self.bits), params)
+
+    def decode(self, tokens, real):
+        return gathered(self.columns.decode(tokens, real), self.digits, self.bits)
+
+    def dot(self, q, tokens, real):
+        return self.columns.dot(spread(q, self.digits, self.bits), tokens, real)
+
+    def mix(self, weights, tokens, real):
+        return gathered(self.columns.mix(weights, tokens, real), self.digits, self.bits)
 
 
 @dataclass(frozen=True)

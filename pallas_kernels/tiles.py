@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import jax.numpy as jnp
 from jax import lax
 
-from jkvq.pallas_kernels.codecs import AffineCodec, Codec, FloatCodec, LloydCodec
+from jkvq.pallas_kernels.codecs import AffineCodec, Codec, DigitCodec, FloatCodec, LloydCodec
 from jkvq.pallas_kernels.digits import place_of
 from jkvq.pallas_kernels.lloyd import TERMS
 from jkvq.pallas_kernels.packed import Packed
@@ -103,7 +103,6 @@ class AffineTiles:
         group = codec.group or channels
         self.parts, self.groups = pieces(codec.bits, channels, group), channels // group
         self.head, self.centroids, self.interpret = head, centroids, interpret
-        self.bits, self.digits, self.channels = codec.bits, codec.digits, channels
 
     def _tile(self, page: Page, piece: Piece):
         words = page.words(piece.word, piece.width, piece.wrap)
@@ -115,16 +114,12 @@ class AffineTiles:
         row = jnp.broadcast_to(index[:, None], shape)
         return self.centroids[row, self.head, column]
 
-    def _load(self, load, piece: Piece):
-        """The query's columns of a piece."""
-        start, factor = piece.start, 1.0
-        if self.digits:
-            start, place = place_of(piece.start, self.digits, self.channels)
-            factor = place.factor(self.bits)
-        return load(_span(start, piece.width)) * factor
+    def _query(self, load, piece: Piece):
+        """A query where a piece is."""
+        return load(_span(piece.start, piece.width))
 
     def query(self, load, scale):
-        plain = [self._load(load, piece) * scale for piece in self.parts[0]]
+        plain = [self._query(load, piece) * scale for piece in self.parts[0]]
         sums = [0.0] * self.groups
         for piece, q in zip(self.parts[0], plain, strict=True):
             sums[piece.group] += q.sum(1)
@@ -196,6 +191,18 @@ class AffineTiles:
                 out = out + accs[i] * (top * part[i].worth / weight(part[i]))
             found.append((piece.start, out + exact[i] if exact else out))
         return found
+
+
+class DigitTiles(AffineTiles):
+    """Keys of unequal widths in columns of equal ones: the query is spread over them."""
+
+    def __init__(self, codec: DigitCodec, channels: int, head, *, interpret: bool):
+        super().__init__(codec.columns, channels, head, None, interpret=interpret)
+        self.codec, self.channels = codec, channels
+
+    def _query(self, load, piece: Piece):
+        start, place = place_of(piece.start, self.codec.digits, self.channels)
+        return load(_span(start, piece.width)) * place.factor(self.codec.bits)
 
 
 class LevelTiles:
@@ -301,7 +308,7 @@ def codec_operands(pages: Packed, codec: Codec) -> dict:
 def numbers_of(codec: Codec) -> Codec:
     """The codec's numbers alone: its arrays are operands."""
     if isinstance(codec, AffineCodec):
-        return AffineCodec(codec.bits, codec.group, codec.step, digits=codec.digits)
+        return AffineCodec(codec.bits, codec.group, codec.step)
     return LloydCodec(codec.bits, codec.step) if isinstance(codec, LloydCodec) else codec
 
 
@@ -309,6 +316,8 @@ def make_tiles(codec: Codec, refs: dict, channels: int, head, *, exact_query, in
     """The reader of one side inside a kernel."""
     if isinstance(codec, AffineCodec):
         return AffineTiles(codec, channels, head, refs.get("centroids"), interpret=interpret)
+    if isinstance(codec, DigitCodec):
+        return DigitTiles(codec, channels, head, interpret=interpret)
     if isinstance(codec, LloydCodec):
         if "offset" in refs:
             return StreamTiles(channels, head, refs, interpret=interpret)

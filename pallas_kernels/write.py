@@ -19,7 +19,7 @@ from jaxtyping import Array, Bool, Float, Int, UInt16
 
 from jkvq.pallas_kernels import affine
 from jkvq.pallas_kernels.affine_tiles import clip_tile, nearest_levels, to_integers
-from jkvq.pallas_kernels.codecs import AffineCodec, Codec, FloatCodec
+from jkvq.pallas_kernels.codecs import AffineCodec, Codec, DigitCodec, FloatCodec
 from jkvq.pallas_kernels.digits import Columns, columns, encode_digits
 from jkvq.pallas_kernels.packed import Packed
 from jkvq.pallas_kernels.packing import pack_parts
@@ -104,6 +104,8 @@ def writable(codec: Codec) -> bool:
     """Whether ``write`` takes a codec."""
     if isinstance(codec, AffineCodec):
         return codec.centroids is None
+    if isinstance(codec, DigitCodec):
+        return True
     return isinstance(codec, FloatCodec) and codec.floats != jnp.float32
 
 
@@ -126,7 +128,7 @@ def write(
     sides = key, value
     for side in sides:
         if not writable(side.codec):
-            raise ValueError(f"write takes affine and bfloat16 codecs, not {side.codec}")
+            raise ValueError(f"write takes affine and 16-bit float codecs, not {side.codec}")
     K = key.pages.kv_heads
     tokens = page.size
     shared = {
@@ -195,7 +197,7 @@ def _operands(side: Side) -> dict:
 
 def _columns(codec: Codec, channels: int) -> Columns | None:
     """The columns of a codec with digits."""
-    if not isinstance(codec, AffineCodec) or not codec.digits:
+    if not isinstance(codec, DigitCodec):
         return None
     return columns(codec.digits, codec.bits, channels)
 
@@ -271,12 +273,13 @@ def _side_writer(pages: dict, shared: dict, operands: dict, codec: Codec, head, 
         if isinstance(codec, FloatCodec):
             _store(pages["codes"], layer, head, slot, 0, _words(x, codec.floats))
             return
-        assert isinstance(codec, AffineCodec)
-        if found is not None:
+        assert isinstance(codec, AffineCodec | DigitCodec)
+        if isinstance(codec, AffineCodec):
+            codes, *numbers = _encode(x, codec, operands, levels)
+        else:
+            assert found is not None
             codes, *numbers = encode_digits(x, codec.digits, codec.bits, levels)
             codes = to_integers(codes) >> (codec.bits * found.digit)[None]
-        else:
-            codes, *numbers = _encode(x, codec, operands, levels)
         first = 0
         for words in pack_parts(codes, codec.bits):
             _store(pages["codes"], layer, head, slot, first, words)

@@ -156,7 +156,7 @@ def test_blocks_without_a_real_token_are_left_out():
 
 def test_a_codec_the_kernel_cannot_write_is_refused():
     tokens = Tokens("tq-k3v3", 64)
-    with pytest.raises(ValueError, match="write takes affine and bfloat16 codecs, not LloydCodec"):
+    with pytest.raises(ValueError, match="write takes affine and 16-bit float codecs, not Lloyd"):
         write(*tokens.sides(), LAYER, tokens.page, tokens.slot, config=Config(16, 2, 2))
 
 
