@@ -210,9 +210,8 @@ def test_a_nan_in_one_sequence_never_reaches_another(cache):
 @pytest.mark.parametrize(
     ("cache", "bound"),
     [
-        ("int4,exact_layers=0", 2e-3),
+        ("int4,exact_layers=0,sink=4,recent=10", 2e-3),
         ("blockgtq-k3v3", 2e-3),
-        ("int4,sink=4,recent=10", 2e-3),
         # Keys are turned in float16 there, which turns a code here and there.
         ("jkvq-int2,sink=4,recent=10", 2e-2),
     ],

@@ -58,8 +58,12 @@ def check(cache, groups, head_dim, page, dtype, interpret):
 
 SHAPES = [("bf16", 4, 64), ("int8", 1, 64), ("int4", 3, 64), ("int3", 8, 64), ("int2", 2, 64)]
 SHAPES += [("int4,group=32", 2, 64), ("int3,group=32", 1, 64), ("tq-k3v2", 4, 64)]
-SHAPES += [("jkvq-int2", 2, 64), ("jkvq-int3,key.digits=2+1+1+0", 1, 64)]
-SHAPES += [("tq-k4v4", 2, 64), ("blockgtq-k3v3", 2, 64), ("kmeans16-int4", 2, 64)]
+SHAPES += [
+    ("jkvq-int2", 2, 64),
+    ("tq-k4v4", 2, 64),
+    ("blockgtq-k3v3", 2, 64),
+    ("kmeans16-int4", 2, 64),
+]
 
 
 @pytest.mark.parametrize(("cache", "groups", "head_dim"), SHAPES)

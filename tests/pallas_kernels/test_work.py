@@ -1,3 +1,4 @@
+import jax
 import jax.numpy as jnp
 import numpy as np
 from hypothesis import given
@@ -8,14 +9,15 @@ from jkvq.pallas_kernels.work import share_start, share_work
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=7), st.integers(1, 12))
 def test_every_unit_is_done_once_and_every_partial_result_is_found(units, shares):
-    plan = share_work(jnp.asarray(units, jnp.int32), shares)
-    before, total = np.asarray(plan.before), sum(units)
+    plan = jax.tree.map(np.asarray, share_work(jnp.asarray(units, jnp.int32), shares))
+    before, total = plan.before, sum(units)
+    starts = np.asarray(share_start(jnp.arange(shares + 1), jnp.int32(total), shares))
     done, written = np.zeros(total, int), {}
     sizes = []
     for j in range(shares):
-        start, stop = (int(share_start(j + i, jnp.int32(total), shares)) for i in (0, 1))
+        start, stop = starts[j : j + 2].tolist()
         sizes.append(stop - start)
-        for b in range(int(plan.first[j]), int(plan.last[j]) + 1):
+        for b in range(plan.first[j], plan.last[j] + 1):
             mine = range(max(start, before[b]), min(stop, before[b + 1]))
             done[mine.start : max(mine.stop, mine.start)] += 1
             assert j + b not in written, "two programs write the same partial result"
@@ -25,6 +27,6 @@ def test_every_unit_is_done_once_and_every_partial_result_is_found(units, shares
     busy = [size for size in sizes if size]
     assert not busy or max(busy) - min(busy) <= 1
     for b, count in enumerate(units):
-        found = range(int(plan.partial[b]), int(plan.partial[b]) + int(plan.count[b]))
+        found = range(plan.partial[b], plan.partial[b] + plan.count[b])
         assert [written[r] for r in found] == [b] * len(found)
         assert sorted(r for r, owner in written.items() if owner == b and count) == list(found)
