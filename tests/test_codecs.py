@@ -272,3 +272,9 @@ def test_digits_err_least_where_tokens_are_strongest():
     ratio = (error / whole)[:3] / stretched  # a step for each token does a little better
     assert (ratio > 0.7).all() and (ratio < 1.02).all(), ratio
     assert error[3] == whole[3]
+
+
+def test_digits_of_zeros_are_zeros():
+    codec = side_of("jkvq-int2").codec(LAYER)
+    decoded = codec.decode(codec.encode(jnp.zeros((1, 2, K, H))), jnp.ones((1, 2), bool))
+    np.testing.assert_array_equal(decoded, 0.0)
