@@ -80,8 +80,8 @@ class SideSpec:
         if self.digits:
             whole = len(self.digits) == sum(self.digits) == PARTS and min(self.digits) >= 0
             require(whole, "digits", f"{PARTS} numbers that add up to {PARTS}, such as 2+1+1+0")
-            most = MAX_BITS // self.bits
-            require(max(self.digits) <= most, "digits", f"up to {most} for {self.bits} bits")
+            fit = self.bits * max(self.digits) <= MAX_BITS
+            require(fit, "digits", f"up to {MAX_BITS} bits in all; or digits=none")
             kind = affine and self.step == "fitted" and self.rotation == "balanced"
             plain = self.group is None and self.clip == 1 and self.centroids == 0
             allowed = "rotation=balanced and step=fitted, without group, clip and centroids"

@@ -41,7 +41,7 @@ def test_parse_spec_by_preset_name(name):
         ("int4,sink=4", "sink=4, recent=0: both 0, or recent at least 1"),
         ("tq-k3v3,clip=0.9", "clip=0.9: allowed: only with codec affine"),
         ("jkvq-int2,key.digits=2+1+1", r"digits=\(2, 1, 1\): allowed: 4 numbers that add up to 4"),
-        ("jkvq-int4,key.digits=2+1+1+0", "allowed: up to 1 for 4 bits"),
+        ("jkvq-int4,key.digits=2+1+1+0", "allowed: up to 6 bits in all; or digits=none"),
         ("jkvq-int2,key.clip=0.9", "only with rotation=balanced and .*; or digits=none"),
         ("jkvq-int2,rotation=saw", "only with rotation=balanced and .*; or digits=none"),
         ("jkvq-int2,digits=2+1+1+0", "value.digits: values have one each"),
