@@ -95,7 +95,7 @@ def encode_digits(
     digits: tuple[int, ...],
     bits: int,
     levels: affine.Levels = affine.nearest_levels,
-) -> tuple[Int[Array, "*rows H"], Float[Array, "*rows"], Float[Array, "*rows"]]:
+) -> tuple[Float[Array, "*rows H"], Float[Array, "*rows"], Float[Array, "*rows"]]:
     """(codes, scale, lo) of columns that each hold their channel; a step fitted to each head.
 
     As affine.encode_fitted, but for the stretch, which is c. Channels must be such that the step
@@ -107,7 +107,7 @@ def encode_digits(
     stored = [count for count in digits if count]
     norm = float(size * sum(worth(bits, count) ** 2 for count in stored))
     mean = (x * (share * worths)).sum(-1) / norm
-    # Of (x - mean w) step, by sums that do not wait for the mean
+    # The sum of ((x - mean w) step)^2, by sums that do not wait for the mean
     weight = share * step * step
     energy, cross = (x * x * weight).sum(-1), (x * (weight * worths)).sum(-1)
     both = [worth(bits, count) * relative_step(bits, count) for count in stored]

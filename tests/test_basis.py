@@ -42,6 +42,22 @@ def test_centroids_are_brought_into_the_stored_basis():
     np.testing.assert_array_equal(basis.value.centroids, made_up.value.centroids)
 
 
+def test_digits_mix_quarters_and_give_all_widths_one_step():
+    made_up = random_calibration().key
+    assert made_up.packed_rotation is not None and made_up.packed_spread is not None
+    R = np.asarray(make_basis(parse_spec("jkvq-int2"), SHAPE, random_calibration()).key.rotation)
+    for layer, head in np.ndindex(2, 2):
+        # Tokens whose variances along the calibrated directions are those of the calibration
+        inverse = np.linalg.inv(made_up.packed_rotation[layer, head].astype(np.float64))
+        C = inverse.T @ np.diag(made_up.packed_spread[layer, head]) @ inverse
+        turned = R[layer, head].T.astype(np.float64) @ C @ R[layer, head]
+        step = np.repeat([0.9957 / 0.3352, 1, 1, 1], 32)  # the best of 2 bits over that of 4
+        np.testing.assert_allclose(np.diag(turned), step**2, rtol=1e-4)
+        quarter = np.arange(128) // 32
+        apart = quarter[:, None] != quarter[None]
+        np.testing.assert_allclose(turned[apart], 0, atol=1e-4)
+
+
 def test_block_rotation_gathers_groups_and_is_orthogonal():
     basis = make_basis(parse_spec("blockgtq-k3v3"), SHAPE, random_calibration()).key
     assert basis.allocation is not None
