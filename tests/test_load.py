@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import re
+import shutil
 import sys
 import warnings
 from pathlib import Path
@@ -22,13 +23,13 @@ from tests.tiny import CONFIG, biased_llm, tiny_llm
 SHARP = 4.0  # random scores are so much alike that even a broken cache has a KL of 0.2
 
 
-@pytest.fixture(scope="module", autouse=True)
-def kept(tmp_path_factory):
-    """A user's cache for the whole module: what one test keeps, the next finds."""
-    with pytest.MonkeyPatch.context() as patch:
-        folder = tmp_path_factory.mktemp("user")
-        patch.setenv("JKVQ_CACHE", str(folder))
-        yield folder
+@pytest.fixture(autouse=True)
+def kept(tmp_path, monkeypatch) -> Path:
+    """A user's cache, empty."""
+    folder = tmp_path / "user"
+    folder.mkdir()
+    monkeypatch.setenv("JKVQ_CACHE", str(folder))
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +39,23 @@ def model(tmp_path_factory) -> Path:
     llm = biased_llm(300.0, SHARP)
     write_converted(folder, llm.config, llm.params, llm.tokenizer)
     return folder
+
+
+@pytest.fixture(scope="module")
+def first_use(model, tmp_path_factory) -> Path:
+    """What a user's cache keeps when the model is loaded for the first time."""
+    folder = tmp_path_factory.mktemp("user")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JKVQ_CACHE", str(folder))
+        quietly(model)
+    return folder
+
+
+@pytest.fixture
+def used(kept, first_use) -> Path:
+    """A user's cache after the first use of the model."""
+    shutil.copytree(first_use, kept, dirs_exist_ok=True)
+    return kept
 
 
 @pytest.fixture
@@ -79,13 +97,12 @@ def test_the_default_is_calibrated_and_checked_once(model, kept, request, capsys
     )
 
 
-def test_a_cache_that_breaks_the_model_is_named_with_one_that_works(model, kept, request):
-    quietly(model)
+def test_a_cache_that_breaks_the_model_is_named_with_one_that_works(model, used, request):
     sentence = r"^saw-int4 breaks this model: KL (\d\.\d); jkvq-int4 has (0\.\d+)$"
     with pytest.warns(jkvq.CacheWarning, match=sentence) as seen:
         llm = jkvq.load(model, cache="saw-int4")
     assert llm.spec == parse_spec("saw-int4")  # it is what the user asked for
-    found = checks(kept)
+    found = checks(used)
     assert found["saw-int4"] > 1
     said = str(seen[0].message)
     assert f"KL {found['saw-int4']:.2g};" in said
@@ -107,7 +124,7 @@ def test_nothing_is_checked_where_nobody_asks_or_nothing_is_packed(model, kept, 
     assert set(os.listdir(kept)) == before
 
 
-def test_a_default_that_breaks_the_model_gives_way_to_16_bits(model, monkeypatch):
+def test_a_default_that_breaks_the_model_gives_way_to_16_bits(model, used, monkeypatch):
     monkeypatch.setattr(sys.modules["jkvq.check"], "BROKEN", 0.0)
     with pytest.warns(jkvq.CacheWarning, match=r"jkvq-int4 breaks .*; the cache is bf16 instead"):
         assert jkvq.load(model).spec == parse_spec("bf16")
@@ -167,14 +184,14 @@ def test_a_disk_that_takes_nothing_does_not_stop_a_load(model, tmp_path, monkeyp
     assert said.count("\n") == 3
 
 
-def test_with_cache_and_load_agree(model, kept):
+def test_with_cache_and_load_agree(model, used):
     plain = jkvq.load(model, cache="bf16")
     options = {"max_new_tokens": 5, "temperature": 1.0, "seed": 3}
     expected = jkvq.generate(with_cache(plain, "jkvq-int4"), "Hi", **options)
     assert jkvq.generate(quietly(model), "Hi", **options).tokens == expected.tokens
 
 
-def test_the_command_line_prints_the_sentence(model, monkeypatch, capsys):
+def test_the_command_line_prints_the_sentence(model, used, monkeypatch, capsys):
     def run(*options: str) -> list[str]:
         arguments = ["jkvq", "generate", "Hi", "--model", str(model), "-n", "2", *options]
         monkeypatch.setattr(sys, "argv", arguments)
@@ -184,7 +201,6 @@ def test_the_command_line_prints_the_sentence(model, monkeypatch, capsys):
         return capsys.readouterr().err.splitlines()
 
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "none")  # so that `main` sets none
-    quietly(model)
     warned, report = run("--cache", "saw-int4")
     assert re.fullmatch(r"jkvq: saw-int4 breaks this model: KL .*; jkvq-int4 has .*", warned)
     (report,) = run("--cache", "saw-int4", "--no-check")
