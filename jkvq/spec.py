@@ -236,9 +236,8 @@ def _presets() -> dict[str, Preset]:
         ours = affine(bits, rotation="balanced", center=True, step="fitted")
         key = dataclasses.replace(ours, digits=(2, 1, 1, 0) if bits == 2 else ())
         found[f"jkvq-int{bits}"] = Preset(
-            CacheSpec(key, ours, **({} if bits == 4 else windows)),
-            "ours: centring, balanced rotation, fitted step"
-            + ("" if bits == 4 else ", windows")
+            CacheSpec(key, ours, sink=64, recent=64 if bits == 4 else 256),
+            "ours: centring, balanced rotation, fitted step, windows"
             + (", unequal key widths" if key.digits else ""),
         )
     for key_bits, value_bits in ((4, 4), (3, 3), (3, 2), (2, 2)):

@@ -20,6 +20,7 @@ from jkvq.models.converted_folder import write_converted
 from jkvq.spec import parse_spec, spec_text
 from tests.tiny import CONFIG, biased_llm, tiny_llm
 
+LONG = [3, 5, 7] * 80  # a prompt of more tokens than stay exact
 SHARP = 4.0  # random scores are so much alike that even a broken cache has a KL of 0.2
 
 
@@ -92,9 +93,8 @@ def test_the_default_is_calibrated_and_checked_once(model, kept, request, capsys
     again = quietly(model)
     assert capsys.readouterr().err == ""
     options = {"max_new_tokens": 5, "temperature": 0.0}
-    assert (
-        jkvq.generate(again, "Hi", **options).tokens == jkvq.generate(llm, "Hi", **options).tokens
-    )
+    found, expected = (jkvq.generate(each, LONG, **options) for each in (again, llm))
+    assert found.tokens == expected.tokens
 
 
 def test_a_cache_that_breaks_the_model_is_named_with_one_that_works(model, used, request):
@@ -187,8 +187,9 @@ def test_a_disk_that_takes_nothing_does_not_stop_a_load(model, tmp_path, monkeyp
 def test_with_cache_and_load_agree(model, used):
     plain = jkvq.load(model, cache="bf16")
     options = {"max_new_tokens": 5, "temperature": 1.0, "seed": 3}
-    expected = jkvq.generate(with_cache(plain, "jkvq-int4"), "Hi", **options)
-    assert jkvq.generate(quietly(model), "Hi", **options).tokens == expected.tokens
+    expected = jkvq.generate(with_cache(plain, "jkvq-int4"), LONG, **options)
+    found = jkvq.generate(quietly(model), LONG, **options)
+    assert found.tokens == expected.tokens
 
 
 def test_the_command_line_prints_the_sentence(model, used, monkeypatch, capsys):

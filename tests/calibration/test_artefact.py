@@ -73,7 +73,7 @@ def test_an_artefact_serves_several_caches(tiny, made):
     key = load_artefact(made).calibration.key
     for cache, mean, rotation in (
         ("jkvq-int3", key.packed_mean, key.packed_rotation),
-        ("jkvq-int4", key.mean, key.rotation),
+        ("jkvq-int4,sink=0,recent=0", key.mean, key.rotation),
     ):
         basis = jkvq.with_cache(tiny, cache, made).basis.key
         np.testing.assert_array_equal(basis.mean, mean)
