@@ -191,6 +191,7 @@ def _observe_window(
     return jax.tree.map(lambda *layers: jnp.stack(layers), *found)
 
 
+@jax.jit  # so that it is traced once, and not for every layer
 def _sums(q, k, v, before_rope, real, pages, steps) -> tuple[Array, Moments]:
     shape, K, T = q.shape, k.shape[2], q.shape[1]
     weight = real.astype(jnp.float32)

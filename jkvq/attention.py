@@ -5,8 +5,10 @@ below it are read from pages; the sink, and packed-to-be tokens from it on, are 
 the windows or from the chunk itself.
 """
 
+import functools
 from typing import Literal
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
@@ -18,7 +20,7 @@ from jkvq.pallas_kernels.chunk_attention import chunk_attention
 from jkvq.pallas_kernels.device import Implementation
 from jkvq.pallas_kernels.merge import merge_all
 from jkvq.pallas_kernels.paged_attention import paged_attention
-from jkvq.storing import store_chunk
+from jkvq.storing import store_chunk, write_if_any, write_plainly
 from jkvq.window import seen_exactly
 
 # How new tokens see each other: "exact" as computed, as prefill does; "stored" as the cache would
@@ -44,12 +46,20 @@ def attend(
     Values come, and the output goes, in the basis of the cache (see basis.py). The returned cache
     holds the new tokens; its ``length`` is the caller's to advance, once all layers are through.
     """
-    view = LayerCache(cache, basis, layer)
+    if implementation != "reference" and own == "stored" and q.shape[1] > 1:
+        raise ValueError("tokens see each other as stored in the reference implementation only")
+    how = {"scale": scale, "own": own, "implementation": implementation}
+    return _attend(LayerCache.of(cache, basis, layer), q, k, v, chunk, **how)
+
+
+# Compiled by itself so that it is traced once, and not for every layer.
+@functools.partial(jax.jit, static_argnames=("scale", "own", "implementation"))
+def _attend(
+    view: LayerCache, q, k, v, chunk: Chunk, *, scale: float, own: Own, implementation
+) -> tuple[Float[Array, "B T N H"], KVCache]:
     if implementation == "reference":
         out, cache = _attend_reference(view, q, k, v, chunk, scale=scale, own=own)
     else:
-        if own == "stored" and q.shape[1] > 1:
-            raise ValueError("tokens see each other as stored in the reference implementation only")
         attend_new = attend_token if own == "stored" else attend_prefill
         interpret = implementation == "interpret"
         out, cache = attend_new(view, q, k, v, chunk, scale=scale, interpret=interpret)
@@ -69,7 +79,8 @@ def _attend_reference(view: LayerCache, q, k, v, chunk: Chunk, *, scale: float, 
         causal = chunk.position[:, None, :] <= chunk.position[..., None]
         seen = seen_exactly(spec, chunk.position, boundary) & causal & chunk.real[:, None]
         parts.append(chunk_attention(q, k, v, seen, scale=scale))
-    stack = store_chunk(view, k, v, old, chunk)
+    writes = write_if_any if spec.windowed else write_plainly
+    stack = store_chunk(view, k, v, old, chunk, writes)
     pages = stack.key, stack.value, *view.codecs, view.index, view.cache.block_table
     parts.append(paged_attention(q, *pages, boundary, scale=scale))
     return merge_all(parts)[0], view.with_stack(stack)

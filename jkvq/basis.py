@@ -19,6 +19,7 @@ from jkvq.errors import UserError
 from jkvq.pallas_kernels.codecs import AffineCodec, Codec, DigitCodec, FloatCodec, LloydCodec
 from jkvq.pallas_kernels.digits import PARTS, relative_step
 from jkvq.pallas_kernels.lloyd import Allocation, make_allocation
+from jkvq.pallas_kernels.packed import LayerIndex
 from jkvq.pallas_kernels.write import Turn
 from jkvq.rotation import bit_reversal, block_hadamard, fixed_rotation, hadamard, random_rotation
 from jkvq.spec import CALIBRATED_ROTATIONS, EXACT, CacheSpec, SideSpec
@@ -97,31 +98,31 @@ class SideBasis:
     allocation: Allocation | None  # arrays with a leading L
     spec: SideSpec = field(metadata={"static": True})
 
-    def enter(self, x: Float[Array, "B T K H"], layer: int) -> Float[Array, "B T K H"]:
+    def enter(self, x: Float[Array, "B T K H"], layer: LayerIndex) -> Float[Array, "B T K H"]:
         """(x - mean) R, in float32 unless it is x itself."""
         return _turned(self.centre(x, layer), self.of_layer(layer).own("rotation"))
 
-    def leave(self, x: Float[Array, "B T K H"], layer: int) -> Float[Array, "B T K H"]:
+    def leave(self, x: Float[Array, "B T K H"], layer: LayerIndex) -> Float[Array, "B T K H"]:
         """x R^-1, in float32 unless it is x itself: without the mean, what ``enter`` undoes."""
         dual = self.of_layer(layer).own("dual")
         return _turned(x, None if dual is None else dual.swapaxes(-1, -2))
 
-    def centre(self, x: Float[Array, "B T K H"], layer: int) -> Float[Array, "B T K H"]:
+    def centre(self, x: Float[Array, "B T K H"], layer: LayerIndex) -> Float[Array, "B T K H"]:
         """x - mean, in float32 unless it is x itself."""
         if self.mean is None:
             return x
         return x.astype(jnp.float32) - self.mean[layer][None, None]
 
-    def of_layer(self, layer: int) -> Turn:
+    def of_layer(self, layer: LayerIndex) -> Turn:
         """The mean and the rotation of one layer."""
         dual = self.rotation if self.dual is None else self.dual
         return Turn(self.mean, self.rotation, dual, layer)
 
-    def turn(self, q: Float[Array, "B T N H"], layer: int) -> Float[Array, "B T N H"]:
+    def turn(self, q: Float[Array, "B T N H"], layer: LayerIndex) -> Float[Array, "B T N H"]:
         """q R^-T, each query head by its KV head's R; float32 unless it is q itself."""
         return _turned(q, self.of_layer(layer).own("dual"))
 
-    def codec(self, layer: int) -> Codec:
+    def codec(self, layer: LayerIndex) -> Codec:
         spec = self.spec
         if spec.codec == "float":
             return FloatCodec({16: jnp.bfloat16, 32: jnp.float32}[spec.bits])

@@ -158,7 +158,7 @@ def next_chunk(cache: KVCache, count: Int[Array, " B"], width: int) -> Chunk:
 
 def page_of(cache: KVCache, index: Int[Array, "B T"], real) -> tuple[Array, Array]:
     """(page, slot) of packed tokens by their index; the padding page where they are not real."""
-    p = cache.spec.page
-    column = jnp.clip(index // p, 0, cache.block_table.shape[1] - 1)
+    p = cache.spec.page  # a power of two
+    column = jnp.clip(index >> (p.bit_length() - 1), 0, cache.block_table.shape[1] - 1)
     page = jnp.take_along_axis(cache.block_table, column, axis=1)
-    return jnp.where(real, page, PADDING_PAGE), jnp.maximum(index, 0) % p
+    return jnp.where(real, page, PADDING_PAGE), index & (p - 1)

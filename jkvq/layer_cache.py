@@ -1,50 +1,53 @@
 """One layer of the cache, with the basis in which it stores."""
 
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+import jax
 from jaxtyping import Array, Float, Int
 
 from jkvq.basis import Basis, SideBasis
 from jkvq.cache import KVCache, Stack, home
 from jkvq.pallas_kernels.codecs import Codec
+from jkvq.pallas_kernels.packed import LayerIndex
 from jkvq.spec import CacheSpec
 from jkvq.window import held_positions, read_window, window_table
 
 
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class LayerCache:
-    """A view of one layer; changes give a new cache."""
+    """A view of one layer; changes give a new cache.
+
+    Which layer it is is a number like any other: what takes a view is traced once for all layers.
+    """
 
     cache: KVCache
-    basis: Basis
-    layer: int
+    key: SideBasis
+    value: SideBasis
+    layer: LayerIndex  # of the model
+    index: LayerIndex  # of the stack
+    spec: CacheSpec = field(metadata={"static": True})
+    home: int = field(metadata={"static": True})  # which stack
 
-    @property
-    def spec(self) -> CacheSpec:
-        return self.cache.spec.of_layer(self.layer)
+    @classmethod
+    def of(cls, cache: KVCache, basis: Basis, layer: int) -> "LayerCache":
+        """The view of a layer of the model."""
+        at = home(cache.spec, layer)
+        spec = cache.spec.of_layer(layer)
+        return cls(cache, *basis.layer(layer), layer, at.layer, spec, at.stack)
 
     @property
     def stack(self) -> Stack:
-        return self.cache.stacks[home(self.cache.spec, self.layer).stack]
-
-    @property
-    def index(self) -> int:
-        """Of the layer in its stack."""
-        return home(self.cache.spec, self.layer).layer
-
-    @property
-    def key(self) -> SideBasis:
-        return self.basis.layer(self.layer)[0]
+        return self.cache.stacks[self.home]
 
     @property
     def codecs(self) -> tuple[Codec, Codec]:
-        key, value = self.basis.layer(self.layer)
-        return key.codec(self.layer), value.codec(self.layer)
+        return self.key.codec(self.layer), self.value.codec(self.layer)
 
     def with_stack(self, stack: Stack) -> KVCache:
         stacks = list(self.cache.stacks)
-        stacks[home(self.cache.spec, self.layer).stack] = stack
+        stacks[self.home] = stack
         return dataclasses.replace(self.cache, stacks=tuple(stacks))
 
     def exact_tokens(self) -> tuple[Float[Array, "B W K H"], Float[Array, "B W K H"]] | None:

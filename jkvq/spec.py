@@ -134,8 +134,8 @@ class CacheSpec:
         """How many of ``length`` tokens, a number or an array, are packed."""
         if not self.windowed:
             return length
-        pages = (length - self.sink - self.recent) // self.page
-        return (pages + abs(pages)) // 2 * self.page  # at least 0
+        over = length - self.sink - self.recent
+        return (over + abs(over)) >> 1 & -self.page  # whole pages, and at least 0
 
     def of_layer(self, layer: int) -> "CacheSpec":
         """The spec of one layer."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
@@ -29,13 +30,21 @@ def write_plainly(view: LayerCache, k, v, page, slot, real) -> tuple[Packed, Pac
     return key, value
 
 
+def write_if_any(view: LayerCache, k, v, page, slot, real) -> tuple[Packed, Packed]:
+    """As ``write_plainly``, but encodes nothing if no token is real: windows seldom let one out."""
+    kept = view.stack.key, view.stack.value
+    return jax.lax.cond(
+        real.any(), lambda: write_plainly(view, k, v, page, slot, real), lambda: kept
+    )
+
+
 def store_chunk(
     view: LayerCache,
     k: Tokens,
     v: Tokens,
     old: tuple[Tokens, Tokens] | None,
     chunk: Chunk,
-    write: WritePages = write_plainly,
+    write: WritePages,
 ) -> Stack:
     """The stack with a chunk in the pages and windows of a layer, which held ``old`` before.
 

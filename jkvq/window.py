@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, UInt
 
 from jkvq.cache import window_pages
+from jkvq.pallas_kernels.packed import LayerIndex
 from jkvq.pallas_kernels.words import from_words, to_words
 from jkvq.spec import CacheSpec
 
@@ -49,7 +50,9 @@ def _floats(window: Window):
     return jnp.float16 if window.dtype == jnp.uint16 else jnp.float32
 
 
-def read_window(window: Window, layer: int, table: Int[Array, "B n"]) -> Float[Array, "B W K H"]:
+def read_window(
+    window: Window, layer: LayerIndex, table: Int[Array, "B n"]
+) -> Float[Array, "B W K H"]:
     """The tokens in all slots."""
     pages = window.at[layer, jnp.minimum(table, window.shape[1] - 1)].get(mode="promise_in_bounds")
     B, n, K, p, H = pages.shape
@@ -57,7 +60,10 @@ def read_window(window: Window, layer: int, table: Int[Array, "B n"]) -> Float[A
 
 
 def write_window(
-    window: Window, layer: int, table: Int[Array, "B n"], tokens: Float[Array, "B W K H"]
+    window: Window,
+    layer: LayerIndex,
+    table: Int[Array, "B n"],
+    tokens: Float[Array, "B W K H"],
 ) -> Window:
     """The window with these tokens in all slots; pages past the end are dropped."""
     (B, n), (K, p, H) = table.shape, window.shape[2:]

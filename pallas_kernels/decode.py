@@ -21,7 +21,7 @@ from jax.experimental.pallas import triton as plt
 from jaxtyping import Array, Bool, Float, Int
 
 from jkvq.pallas_kernels.codecs import Codec
-from jkvq.pallas_kernels.packed import Packed
+from jkvq.pallas_kernels.packed import LayerIndex, Packed
 from jkvq.pallas_kernels.tiles import ROWS, Page, codec_operands, make_tiles, numbers_of
 from jkvq.pallas_kernels.work import Shares, share_start, share_work
 
@@ -87,7 +87,7 @@ def decode(
     values: Packed,
     key_codec: Codec,
     value_codec: Codec,
-    layer: int | Int[Array, ""],
+    layer: LayerIndex,
     block_table: Int[Array, "B M"],
     plan: Plan,
     *,

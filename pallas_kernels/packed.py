@@ -3,7 +3,9 @@
 from dataclasses import dataclass, field
 
 import jax
-from jaxtyping import Array, UInt
+from jaxtyping import Array, Int, UInt
+
+LayerIndex = int | Int[Array, ""]  # which layer, known now or at run time
 
 
 @jax.tree_util.register_dataclass

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jkvq.pallas_kernels.packed import Packed
+from jkvq.pallas_kernels.packed import LayerIndex, Packed
 
 _BLOCK = 512  # tokens per round of the loop
 
@@ -40,7 +40,7 @@ def paged_attention(
     values: Packed,
     key_decoder: Decoder,
     value_decoder: Decoder,
-    layer: int,
+    layer: LayerIndex,
     block_table: Int[Array, "B M"],
     length: Int[Array, "B T"],
     *,
@@ -81,7 +81,7 @@ def paged_attention(
     return out.reshape(B, T, N, H), lse.reshape(B, T, N)
 
 
-def load_pages(pages: Packed, layer: int, ids: Int[Array, "B n"]) -> Packed:
+def load_pages(pages: Packed, layer: LayerIndex, ids: Int[Array, "B n"]) -> Packed:
     """The tokens of some pages of one layer, in a row [B, S, ...]."""
 
     def gather(array, token_axis: int):  # [L, P, ...] -> [B, n, ...] -> tokens beside their pages

@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jkvq.pallas_kernels.codecs import Codec
 from jkvq.pallas_kernels.merge import merge
-from jkvq.pallas_kernels.packed import Packed
+from jkvq.pallas_kernels.packed import LayerIndex, Packed
 from jkvq.pallas_kernels.paged_attention import load_pages
 
 _BLOCK = 8192  # tokens decoded at once, over all sequences
@@ -61,7 +61,7 @@ def prefix_attention(
     values: Packed,
     key_codec: Codec,
     value_codec: Codec,
-    layer: int,
+    layer: LayerIndex,
     block_table: Int[Array, "B M"],
     length: Int[Array, " B"],
     *,

@@ -21,7 +21,7 @@ from jkvq.pallas_kernels import affine
 from jkvq.pallas_kernels.affine_tiles import clip_tile, nearest_levels, to_integers
 from jkvq.pallas_kernels.codecs import AffineCodec, Codec, DigitCodec, FloatCodec
 from jkvq.pallas_kernels.digits import Columns, columns, encode_digits
-from jkvq.pallas_kernels.packed import Packed
+from jkvq.pallas_kernels.packed import LayerIndex, Packed
 from jkvq.pallas_kernels.packing import pack_parts
 from jkvq.pallas_kernels.tiles import numbers_of
 from jkvq.pallas_kernels.unpack import dot
@@ -41,7 +41,7 @@ class Turn:
     mean: Float[Array, "L K H"] | None = None
     rotation: Float[Array, "L K H H"] | Float[Array, "1 1 H H"] | None = None
     dual: Float[Array, "L K H H"] | Float[Array, "1 1 H H"] | None = None
-    layer: int | Int[Array, ""] = 0
+    layer: LayerIndex = 0
 
     def own(self, name: str) -> Array | None:
         """A part, of this layer."""
@@ -50,7 +50,7 @@ class Turn:
 
 
 def scatter(
-    pages: Packed, new: Packed, layer: int, page: Int[Array, "B T"], slot: Int[Array, "B T"]
+    pages: Packed, new: Packed, layer: LayerIndex, page: Int[Array, "B T"], slot: Int[Array, "B T"]
 ) -> Packed:
     """The pages with packed token (b, t) in page ``page[b, t]``, slot ``slot[b, t]``."""
     codes, params, index = pages.codes, pages.params, pages.index
@@ -112,7 +112,7 @@ def writable(codec: Codec) -> bool:
 def write(
     key: Side,
     value: Side,
-    layer: int | Int[Array, ""],
+    layer: LayerIndex,
     page: Int[Array, "B T"],
     slot: Int[Array, "B T"],
     *,
