@@ -27,6 +27,7 @@ METHODS = {
     "center": "means alone: for any cache with center=true",
 }
 _LITTLE = 1e-3  # the part of all tokens that counts for those behind windows
+_DAMPING, _PACKED_DAMPING = 1e-3, 3e-2  # of moments of all tokens, and of those behind windows
 KEY_TARGETS = ("q", "sq", "k")
 VALUE_TARGETS = ("output", "weighted", "v")
 
@@ -192,7 +193,10 @@ def _balanced(label, options: Options, moments: Moments, projected) -> Solution:
     sides: dict[str, dict[str, np.ndarray]] = {"key": {}, "value": {}}
     spectra = {}
     plain = {"key": moments.k_mean, "value": moments.v_mean}
-    for prefix, read, damping in (("packed_", packed, 3e-2), ("", moments.read, 1e-3)):
+    for prefix, read, damping in (
+        ("packed_", packed, _PACKED_DAMPING),
+        ("", moments.read, _DAMPING),
+    ):
         for name, second, first, reading in (
             ("key", read.kk, read.k_mean, read.qq),
             ("value", read.vv, read.v_mean, projected),

@@ -50,7 +50,7 @@ def oscar(
 def balanced(
     stored: Float[np.ndarray, "*heads H H"],
     reading: Float[np.ndarray, "*heads H H"],
-    damping: float = 1e-3,
+    damping: float,
 ) -> tuple[Float[np.ndarray, "*heads H H"], Float[np.ndarray, "*heads H"]]:
     """M that makes least of a coding error, and the variance it leaves in each channel, falling.
 

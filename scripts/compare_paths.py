@@ -42,9 +42,7 @@ def prompts_of(llm: LLM, text: Path, length: int) -> list[list[int]]:
 def write(llm: LLM, prompts: list[list[int]]) -> np.ndarray:
     """The tokens that follow each prompt, [prompts, NEW]."""
     options = {"max_new_tokens": NEW, "ignore_eos": True, "temperature": 0.0}
-    texts = jkvq.generate(llm, prompts, **options)
-    assert isinstance(texts, list)
-    return np.asarray([text.tokens for text in texts])
+    return np.asarray([text.tokens for text in jkvq.generate(llm, prompts, **options)])
 
 
 def replay(reference: LLM, other: LLM, prompts: list[list[int]], texts: np.ndarray):
