@@ -43,8 +43,8 @@ WORKLOADS = {
     "W5": (32, 16384, 8, 4),  # of 512 to 32,768 tokens, the same in all
     "W6": (8, 32768, 2, 6),
 }
-CACHES = "bf16,int8,int4,int3,int2,saw-int4,oscar-int2,jkvq-int2,tq-k3v3,blockgtq-k3v3"
-WRITES = "bf16,int4,saw-int4,oscar-int2,jkvq-int2"
+CACHES = "bf16,int8,int4,int3,int2,saw-int4,oscar-int2,jkvq-int2,jkvq-int4,tq-k3v3,blockgtq-k3v3"
+WRITES = "bf16,int4,saw-int4,oscar-int2,jkvq-int2,jkvq-int4"
 EXACT = FloatCodec(jnp.float16)
 
 

@@ -83,6 +83,12 @@ def test_compiled_step_check_would_see_a_copy():
     assert "copy" in _operations(copying, codes)
 
 
+def test_layers_of_one_spec_are_traced_once():
+    text = _lowered("decode", "int4,page=8").as_text()
+    assert text.count("func.func private @_attend") == 1
+    assert text.count("call @_attend") == CONFIG.layers == 2
+
+
 def test_decode_burst_ends_when_all_sequences_have():
     llm = tiny_llm()
     state = _state(2, budget=jnp.array([3, 5]))
