@@ -72,13 +72,17 @@ def _attend_reference(view: LayerCache, q, k, v, chunk: Chunk, *, scale: float, 
     sees = spec.packed(chunk.position + 1 if own == "stored" else length[:, None])
     boundary = jnp.where(chunk.real, sees, 0)
     parts, old = [], view.exact_tokens()
-    if old is not None:
-        seen = seen_exactly(spec, view.exact_positions(), boundary) & chunk.real[..., None]
-        parts.append(chunk_attention(q, *old, seen, scale=scale))
     if spec.windowed or own == "exact":
-        causal = chunk.position[:, None, :] <= chunk.position[..., None]
-        seen = seen_exactly(spec, chunk.position, boundary) & causal & chunk.real[:, None]
-        parts.append(chunk_attention(q, k, v, seen, scale=scale))
+        position = jnp.where(chunk.real, chunk.position, -1)
+        keys, values = (x.astype(jnp.float32) for x in (k, v))
+        if old is not None:
+            position = jnp.concatenate([view.exact_positions(), position], axis=1)
+            keys, values = (
+                jnp.concatenate(both, axis=1) for both in zip(old, (keys, values), strict=True)
+            )
+        causal = position[:, None] <= chunk.position[..., None]
+        seen = seen_exactly(spec, position, boundary) & causal
+        parts.append(chunk_attention(q, keys, values, seen, scale=scale))
     writes = write_if_any if spec.windowed else write_plainly
     stack = store_chunk(view, k, v, old, chunk, writes)
     pages = stack.key, stack.value, *view.codecs, view.index, view.cache.block_table

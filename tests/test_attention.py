@@ -193,7 +193,7 @@ def test_a_sequence_shorter_than_the_windows_is_exactly_the_16_bit_result():
     for chunks in ([32], [20, 12]):
         out, cache = windowed.run(chunks, "exact")
         np.testing.assert_array_equal(cache.stacks[0].key.codes[LAYER, 1:], 0xFFFF)  # untouched
-        np.testing.assert_allclose(out, plain.run(chunks, "exact")[0], atol=1e-6)
+        np.testing.assert_allclose(out, plain.run(chunks, "exact")[0], atol=3e-6)
 
 
 @pytest.mark.parametrize("cache", ["int4", "jkvq-int2,sink=4,recent=10"])
