@@ -48,14 +48,22 @@ def attend(
     """
     if implementation != "reference" and own == "stored" and q.shape[1] > 1:
         raise ValueError("tokens see each other as stored in the reference implementation only")
-    how = {"scale": scale, "own": own, "implementation": implementation}
-    return _attend(LayerCache.of(cache, basis, layer), q, k, v, chunk, **how)
+    view = LayerCache.of(cache, basis, layer)
+    return _attend(view, q, k, v, chunk, scale=scale, own=own, implementation=implementation)
 
 
 # Compiled by itself so that it is traced once, and not for every layer.
 @functools.partial(jax.jit, static_argnames=("scale", "own", "implementation"))
 def _attend(
-    view: LayerCache, q, k, v, chunk: Chunk, *, scale: float, own: Own, implementation
+    view: LayerCache,
+    q: Float[Array, "B T N H"],
+    k: Float[Array, "B T K H"],
+    v: Float[Array, "B T K H"],
+    chunk: Chunk,
+    *,
+    scale: float,
+    own: Own,
+    implementation: Implementation,
 ) -> tuple[Float[Array, "B T N H"], KVCache]:
     if implementation == "reference":
         out, cache = _attend_reference(view, q, k, v, chunk, scale=scale, own=own)

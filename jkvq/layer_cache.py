@@ -19,7 +19,7 @@ from jkvq.window import held_positions, read_window, window_table
 class LayerCache:
     """A view of one layer; changes give a new cache.
 
-    Which layer it is is a number like any other: what takes a view is traced once for all layers.
+    Its layer is a number like any other: what takes a view is traced once for all layers of a spec.
     """
 
     cache: KVCache
