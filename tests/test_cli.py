@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+import jkvq
 from jkvq.models.converted_folder import write_converted
 from jkvq.spec import PRESETS
 from tests.tiny import CONFIG
@@ -85,8 +86,10 @@ def test_convert_writes_a_folder_that_loads(model, tmp_path):
     out = tmp_path / "new" / "copy"
     found = _json("convert", "--model", model, "--out", str(out))
     assert found["bytes"] == sum(p.stat().st_size for p in out.rglob("*") if p.is_file())
-    given = ("generate", "Hi", "-n", "3", "--cache", "bf16", "--model")
-    assert _json(*given, str(out))["tokens"] == _json(*given, model)["tokens"]
+    copy, original = (jkvq.load(folder, cache="bf16") for folder in (out, model))
+    options = {"max_new_tokens": 3, "temperature": 0.0}
+    found, expected = (jkvq.generate(llm, "Hi", **options) for llm in (copy, original))
+    assert found.tokens == expected.tokens
     again = _jkvq("convert", "--model", model, "--out", str(out))
     assert (again.returncode, "exists and is not empty" in again.stderr) == (2, True)
 

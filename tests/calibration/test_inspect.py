@@ -46,7 +46,7 @@ def test_calibrate_then_inspect_and_generate(model, tmp_path):
 
     written = _jkvq(
         *("generate", "Hi", "--model", model, "--cache", "jkvq-int4,page=8", "-n", 3),
-        *("--calibration", out, "--json"),
+        *("--calibration", out, "--no-check", "--json"),
     )
     assert json.loads(written)["cache"] == "jkvq-int4,page=8"
 

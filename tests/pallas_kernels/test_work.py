@@ -1,12 +1,13 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jkvq.pallas_kernels.work import share_start, share_work
 
 
+@settings(max_examples=40)  # each may compile
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=7), st.integers(1, 12))
 def test_every_unit_is_done_once_and_every_partial_result_is_found(units, shares):
     plan = jax.tree.map(np.asarray, share_work(jnp.asarray(units, jnp.int32), shares))
