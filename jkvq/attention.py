@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jkvq.basis import Basis
 from jkvq.cache import Chunk, KVCache
 from jkvq.kernel_attention import attend_prefill, attend_token
 from jkvq.layer_cache import LayerCache
@@ -28,10 +27,10 @@ from jkvq.window import seen_exactly
 Own = Literal["exact", "stored"]
 
 
+# Compiled by itself so that it is traced once, and not for every layer.
+@functools.partial(jax.jit, static_argnames=("scale", "own", "implementation"))
 def attend(
-    cache: KVCache,
-    basis: Basis,
-    layer: int,
+    view: LayerCache,
     q: Float[Array, "B T N H"],
     k: Float[Array, "B T K H"],
     v: Float[Array, "B T K H"],
@@ -48,23 +47,6 @@ def attend(
     """
     if implementation != "reference" and own == "stored" and q.shape[1] > 1:
         raise ValueError("tokens see each other as stored in the reference implementation only")
-    view = LayerCache.of(cache, basis, layer)
-    return _attend(view, q, k, v, chunk, scale=scale, own=own, implementation=implementation)
-
-
-# Compiled by itself so that it is traced once, and not for every layer.
-@functools.partial(jax.jit, static_argnames=("scale", "own", "implementation"))
-def _attend(
-    view: LayerCache,
-    q: Float[Array, "B T N H"],
-    k: Float[Array, "B T K H"],
-    v: Float[Array, "B T K H"],
-    chunk: Chunk,
-    *,
-    scale: float,
-    own: Own,
-    implementation: Implementation,
-) -> tuple[Float[Array, "B T N H"], KVCache]:
     if implementation == "reference":
         out, cache = _attend_reference(view, q, k, v, chunk, scale=scale, own=own)
     else:

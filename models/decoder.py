@@ -17,6 +17,7 @@ from jaxtyping import Array, Float, Int
 from jkvq.attention import Own, attend
 from jkvq.basis import Basis
 from jkvq.cache import KVCache, next_chunk
+from jkvq.layer_cache import LayerCache
 from jkvq.models.config import ModelConfig
 from jkvq.pallas_kernels.device import Implementation
 
@@ -203,12 +204,8 @@ def forward(
     chunk, scale = next_chunk(cache, count, tokens.shape[1]), config.head_dim**-0.5
 
     def over_cache(layer, q, k, v, cache):
-        return attend(
-            *(cache, basis, layer, q, k, v, chunk),
-            scale=scale,
-            own=own,
-            implementation=implementation,
-        )
+        view = LayerCache.of(cache, basis, layer)
+        return attend(view, q, k, v, chunk, scale=scale, own=own, implementation=implementation)
 
     hidden, cache = run(config, params, tokens, chunk.position, over_cache, cache)
     return hidden, dataclasses.replace(cache, length=cache.length + count)

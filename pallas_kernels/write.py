@@ -202,7 +202,7 @@ def _columns(codec: Codec, channels: int) -> Columns | None:
     return columns(codec.digits, codec.bits, channels)
 
 
-def _scalar(x: int | Int[Array, ""]) -> Int[Array, " 1"]:
+def _scalar(x: LayerIndex) -> Int[Array, " 1"]:
     return jnp.asarray(x, jnp.int32).reshape(1)
 
 

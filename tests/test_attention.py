@@ -12,6 +12,7 @@ from jkvq.attention import attend
 from jkvq.basis import Basis, make_basis
 from jkvq.cache import KVCache, empty_cache, home, next_chunk, pages_for
 from jkvq.cache_shape import CacheShape
+from jkvq.layer_cache import LayerCache
 from jkvq.spec import parse_spec
 from tests import reference
 from tests.made_up import random_calibration
@@ -119,8 +120,8 @@ def _step(basis, cache, q, k, v, count, own, implementation):
     chunk = next_chunk(cache, count, q.shape[1])
     how = {"scale": SCALE, "own": own, "implementation": implementation}
     # The layer below is written too: layers must not touch each other.
-    _, cache = attend(cache, basis, 0, q, v, k, chunk, **how)
-    out, cache = attend(cache, basis, LAYER, q, k, v, chunk, **how)
+    _, cache = attend(LayerCache.of(cache, basis, 0), q, v, k, chunk, **how)
+    out, cache = attend(LayerCache.of(cache, basis, LAYER), q, k, v, chunk, **how)
     return out, dataclasses.replace(cache, length=cache.length + count)
 
 

@@ -11,6 +11,7 @@ import pytest
 from jkvq.attention import attend
 from jkvq.cache import empty_cache, next_chunk
 from jkvq.cache_shape import CacheShape
+from jkvq.layer_cache import LayerCache
 from jkvq.llm import checked_basis
 from jkvq.reconstruct import TokenWise, attend_reconstructed
 from jkvq.spec import parse_spec
@@ -42,11 +43,8 @@ def test_queries_read_what_the_cache_gives_back(cache, layer):
     for start, stop in itertools.pairwise(cuts):
         part = slice(start, stop)
         chunk = next_chunk(stored, jnp.array([stop - start]), stop - start)
-        out, stored = jax.jit(attend, static_argnames=("layer", "scale", "own"))(
-            *(stored, basis, layer, q[:, part], k[:, part], entered[:, part], chunk),
-            scale=0.1,
-            own="stored",
-        )
+        view, new = LayerCache.of(stored, basis, layer), (x[:, part] for x in (q, k, entered))
+        out, stored = attend(view, *new, chunk, scale=0.1, own="stored")
         stored = dataclasses.replace(stored, length=stored.length + chunk.count)
         outs.append(out)
     last = slice(cuts[-2], T)
