@@ -11,10 +11,7 @@ import dataclasses
 import datetime
 import hashlib
 import json
-import os
 import re
-import shutil
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +22,7 @@ import orbax.checkpoint as ocp
 
 from jkvq.basis import Calibration, SideCalibration, methods_for
 from jkvq.calibration.methods import Solution, Spectra
+from jkvq.drafted import drafted
 from jkvq.errors import UserError
 from jkvq.models.catalog import CATALOG, cache_folder
 from jkvq.spec import CacheSpec
@@ -104,12 +102,7 @@ def save_artefact(artefact: Artefact, folder: Path, *, replace: bool = False) ->
         replace: take the place of an artefact that is there.
     """
     require_place(folder, replace=replace)
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
-    except OSError as error:
-        raise UserError(f"{folder} cannot be written: {error.strerror}") from None
-    try:
+    with drafted(folder, replace=replace) as draft:
         arrays = _arrays(artefact)
         _write(draft.absolute() / "arrays", arrays)
         written = {
@@ -119,15 +112,6 @@ def save_artefact(artefact: Artefact, folder: Path, *, replace: bool = False) ->
             "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         }
         (draft / MANIFEST).write_text(json.dumps(written, indent=2) + "\n")
-        draft.chmod(0o755)  # mkdtemp's are private
-        if replace and folder.exists():
-            os.replace(folder, draft / "replaced")
-        os.replace(draft, folder)
-        shutil.rmtree(folder / "replaced", ignore_errors=True)
-    except OSError as error:
-        raise UserError(f"{folder} cannot be written: {error.strerror or error}") from None
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
 
 
 def require_place(folder: Path, *, replace: bool) -> None:

@@ -5,14 +5,12 @@ Nothing is decoded or renamed on loading, which is what makes them quick to load
 
 import dataclasses
 import json
-import os
-import shutil
-import tempfile
 from pathlib import Path
 
 import jax
 import orbax.checkpoint as ocp
 
+from jkvq.drafted import drafted
 from jkvq.errors import UserError
 from jkvq.models.config import ModelConfig
 from jkvq.models.decoder import Params, abstract_params
@@ -57,19 +55,12 @@ class ConvertedFolder:
 def write_converted(folder: Path, config: ModelConfig, params: Params, tokenizer: Tokenizer):
     """Writes a checkpoint whole or not at all; ``folder`` must not exist or be empty."""
     require_vacant(folder)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
-    try:
+    with drafted(folder) as draft:
         with ocp.Checkpointer(_handler()) as checkpointer:
             checkpointer.save(_params(draft), args=ocp.args.PyTreeSave(params))
         tokenizer.save(draft / "tokenizer")
         manifest = {"format": 1, "config": dataclasses.asdict(config)}
         (draft / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
-        draft.chmod(0o755)  # mkdtemp's are private
-        os.replace(draft, folder)
-    except BaseException:
-        shutil.rmtree(draft, ignore_errors=True)
-        raise
 
 
 def require_vacant(folder: Path) -> None:

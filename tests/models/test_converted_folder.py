@@ -130,9 +130,15 @@ def test_nothing_is_left_behind_when_writing_fails(tmp_path, tokenizer, monkeypa
         raise OSError("disk full")
 
     monkeypatch.setattr(Tokenizer, "save", fail)
-    with pytest.raises(OSError, match="disk full"):
+    with pytest.raises(UserError, match=r"new cannot be written: disk full$"):
         write_converted(tmp_path / "new", CONFIG, random_params(jnp.float32), tokenizer)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_place_that_cannot_be_written_is_one_sentence(tmp_path, tokenizer):
+    (tmp_path / "file").write_text("no folder can be made in here")
+    with pytest.raises(UserError, match=r"new cannot be written: \w"):
+        write_converted(tmp_path / "file" / "new", CONFIG, random_params(jnp.float32), tokenizer)
 
 
 @pytest.mark.parametrize(
