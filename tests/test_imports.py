@@ -9,7 +9,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 # From the bottom up: a module may import its own rank and those below.
 RANKS = [
-    ["jkvq.errors", "jkvq.progress"],
+    ["jkvq.drafted", "jkvq.errors", "jkvq.progress"],
     ["jkvq.pallas_kernels"],
     ["jkvq.spec", "jkvq.stored", "jkvq.rotation", "jkvq.pages", "jkvq.cache_shape"],
     ["jkvq.cache", "jkvq.basis", "jkvq.window"],
