@@ -28,7 +28,7 @@ from jkvq.models.catalog import CATALOG, cache_folder
 from jkvq.spec import CacheSpec
 
 MANIFEST = "manifest.json"
-_FORMAT = 2
+_FORMAT = 3
 
 
 @dataclass(frozen=True)

@@ -47,6 +47,7 @@ class Options:
     score: by which rotary blocks get their bits.
     clip_for: a cache whose clip ratios are chosen for each layer.
     window: tokens that see each other; a text is cut into such windows.
+    context: the length of the sequences to serve; None is the model's context.
     """
 
     shared: bool = False
@@ -60,6 +61,7 @@ class Options:
     score: str = "qk_avg"
     clip_for: str | None = None
     window: int = WINDOW
+    context: int | None = None
 
     def __post_init__(self):
         def one_of(name: str, value: str, known):
@@ -75,9 +77,11 @@ class Options:
             ("centroids", 1, 65536),
             ("starts", 1, 100),
             ("window", 64, 2**20),
+            ("context", 64, 2**24),
         ):
-            if not least <= getattr(self, name) <= most:
-                raise UserError(f"{name}={getattr(self, name)}: allowed: {least} to {most}")
+            given = getattr(self, name)
+            if given is not None and not least <= given <= most:
+                raise UserError(f"{name}={given}: allowed: {least} to {most}")
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,13 @@
 """One pass over a text that keeps means and second moments, never the activations.
 
-The text is cut into windows, each a sequence of its own from position 0; a window is one jitted
-step, and its sums are added up in float64 on the host. Memory does not grow with the text, unless
-keys and values are captured.
+The text is cut into windows, each a sequence of its own; a window is one jitted step, and its sums
+are added up in float64 on the host. Memory does not grow with the text, unless keys and values are
+captured.
+
+A window is short beside the context that a cache serves, and slow rotary pairs have hardly turned
+at its end: keys from later on lie elsewhere. Scores depend on distances alone, so a token's queries
+and keys count as if it stood elsewhere with all that it sees: tokens are spread evenly over the
+context, but for a window's first ones, which are a sequence's first wherever it ends.
 """
 
 import dataclasses
@@ -23,6 +28,7 @@ from jkvq.spec import PRESETS
 
 WINDOW = 2048  # tokens
 WINDOWED = PRESETS["jkvq-int2"].spec
+_GOLDEN = (5**0.5 - 1) / 2  # multiples of it, without their whole parts, leave no gaps
 
 
 @jax.tree_util.register_dataclass
@@ -60,7 +66,8 @@ class Read:
 class Moments:
     """Means over tokens, and over the query heads of a KV head where there are queries.
 
-    Queries and keys carry their rotary positions. S are the causal softmax scores of a window.
+    Queries and keys are those of tokens spread over the context. S are the causal softmax scores of
+    a window.
     """
 
     qq: Float[Any, "L K H H"]  # C_Q: q^T q
@@ -104,13 +111,26 @@ def observe(
     tokens: Sequence[int],
     *,
     window: int = WINDOW,
+    context: int | None = None,
     capture: bool = False,
 ) -> tuple[Moments, Captured | None]:
-    """The moments, in float64, of a text that is cut into windows; keys and values if asked for."""
+    """The moments, in float64, of a text that is cut into windows; keys and values if asked for.
+
+    Args:
+        config, params: the model.
+        tokens: the text.
+        window: how many tokens see each other.
+        context: the positions over which tokens are spread; None takes the model's.
+        capture: whether to give back keys and values, where they stand in their windows.
+    """
     total, kept = None, []
+    stands = spread(len(tokens), min(window, len(tokens)), context or config.context)
     with count_bar("Reading the text", len(tokens)) as bar:
-        for chunk, count in windows(tokens, window):
-            sums, activations = _observe_window(config, params, chunk, count, capture=capture)
+        for index, (chunk, count) in enumerate(windows(tokens, window)):
+            stand = jnp.asarray(stands[index])
+            sums, activations = _observe_window(
+                config, params, chunk, count, stand, capture=capture
+            )
             sums = jax.tree.map(lambda x: np.asarray(x, np.float64), sums)
             # They were taken about the window's means, as float32 would lose the rest beside them.
             means = sums.k_mean / int(count), sums.v_mean / int(count)
@@ -123,6 +143,16 @@ def observe(
     if not capture:
         return moments, None
     return moments, Captured(*(np.concatenate(side, axis=1) for side in zip(*kept, strict=True)))
+
+
+def spread(tokens: int, window: int, context: int) -> Int[np.ndarray, "windows T"]:
+    """Where each token of each window stands."""
+    count = -(-tokens // window)
+    position = np.broadcast_to(np.arange(window), (count, window))
+    turns = np.arange(count * window).reshape(count, window) * _GOLDEN % 1.0
+    first = WINDOWED.sink
+    anywhere = first + np.floor(turns * max(context - first, 0))
+    return np.where(position < first, position, anywhere).astype(np.int32)
 
 
 def windows(tokens: Sequence[int], window: int):
@@ -170,6 +200,7 @@ def _observe_window(
     params: Params,
     tokens: Int[Array, "1 T"],
     count: Int[Array, ""],
+    stand: Int[Array, " T"],
     *,
     capture: bool,
 ) -> tuple[Moments, tuple[Array, ...]]:
@@ -177,13 +208,14 @@ def _observe_window(
     position = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
     real = position[0] < count
     cos, sin = rotary_angles(config, position)
+    away = rotary_angles(config, stand[None] - position)
     # A query sees the tokens of page j packed if j < steps[t]; those of the sink have no page.
     pages = (position[0] - WINDOWED.sink) // WINDOWED.page
     steps = WINDOWED.packed(position[0] + 1) // WINDOWED.page
 
     def observing(layer, q, k, v, found):
         before_rope = rotate(k.astype(jnp.float32), cos, -sin)[0]
-        out, sums = _sums(q, k, v, before_rope, real, pages, steps)
+        out, sums = _sums(q, k, v, before_rope, away, real, pages, steps)
         kept = (k[0].astype(jnp.float32), v[0].astype(jnp.float32)) if capture else ()
         return out.astype(q.dtype), (*found, (sums, kept))
 
@@ -192,7 +224,7 @@ def _observe_window(
 
 
 @jax.jit  # so that it is traced once, and not for every layer
-def _sums(q, k, v, before_rope, real, pages, steps) -> tuple[Array, Moments]:
+def _sums(q, k, v, before_rope, away, real, pages, steps) -> tuple[Array, Moments]:
     shape, K, T = q.shape, k.shape[2], q.shape[1]
     weight = real.astype(jnp.float32)
     q = grouped(q, K) * weight[:, None, None, None]
@@ -212,6 +244,11 @@ def _sums(q, k, v, before_rope, real, pages, steps) -> tuple[Array, Moments]:
     given = jnp.where((number < steps[:, None])[:, None, None], by_page, 0.0)
     behind = (pages[:, None] >= 0) & (pages[:, None] < number)
     taken = jnp.where(behind[:, None], by_step, 0.0)
+
+    def moved(x):
+        return rotate(x.reshape(1, T, -1, H), *away).reshape(x.shape)
+
+    q, k, received = moved(q), moved(k), moved(received)
 
     def over_heads(x):
         return jnp.einsum("tkgh,tkgi->khi", x, x, precision="highest") / G

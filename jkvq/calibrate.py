@@ -121,7 +121,12 @@ def _made(llm: LLM, method: str, chosen: Options, corpus: Corpus | None, tokens:
         ids = first_tokens(llm, corpus.text, tokens)
     chosen = dataclasses.replace(chosen, window=min(chosen.window, llm.config.context))
     moments, captured = observe(
-        llm.config, llm.params, ids, window=chosen.window, capture=method == "kmeans"
+        llm.config,
+        llm.params,
+        ids,
+        window=chosen.window,
+        context=chosen.context,
+        capture=method == "kmeans",
     )
     projected = output_projections(llm.config, llm.params)
     solution = solve(method, chosen, moments, captured, projected)

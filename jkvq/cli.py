@@ -193,6 +193,12 @@ def calibrate(
         typer.Option(help="Choose the clip ratios of each layer for this cache, as oscar-int2."),
     ] = Options.clip_for,
     window: Annotated[int, typer.Option(help="Tokens that see each other.")] = Options.window,
+    context: Annotated[
+        int | None,
+        typer.Option(
+            help="The longest sequence that caches are to serve.", show_default="the model's"
+        ),
+    ] = Options.context,
     dtype: Dtype = None,
     as_json: AsJson = False,
 ):
@@ -220,6 +226,7 @@ def calibrate(
         score=score,
         clip_for=clip_for,
         window=window,
+        context=context,
     )
     manifest = artefact.manifest
     folder = default_folder(model, manifest.method) if out is None else out

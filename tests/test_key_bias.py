@@ -1,5 +1,7 @@
 """Models with a large key bias, as Qwen2.5: it defeats rotation alone, and centring cures it."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,10 +9,12 @@ import pytest
 
 import jkvq
 from jkvq.basis import Calibration, SideCalibration
+from jkvq.calibrate import Corpus
 from jkvq.calibration.moments import observe
 from jkvq.evaluate import Cached, compare, first_tokens, perplexity, read_text
 from jkvq.models.catalog import cached_file
 from jkvq.models.decoder import run
+from tests.calibration.numpy_model import moved
 from tests.tiny import BIASED, biased_llm
 
 TOKENS = [(11 * i * i + i) % 256 for i in range(256)]
@@ -42,6 +46,7 @@ def test_a_constant_in_the_keys_does_not_drown_the_moments_of_the_rest():
         S = np.exp(np.einsum("tgh,sh->gts", q, k - k.mean(0)) / np.sqrt(BIASED.head_dim))
         S = np.where(np.tri(256, dtype=bool), S, 0.0)
         received = (S / S.sum(-1, keepdims=True)).sum((0, 1))
+        k = moved(seen[layer][1], 256, 0, BIASED)[:, head]
         left = k - received @ k / received.sum()
         wanted = (left * received[:, None]).T @ left / received.sum()
         first = read.k_mean[layer, head]
@@ -62,6 +67,25 @@ def test_a_key_bias_defeats_rotation_and_centring_cures_it():
     assert max(plain.values()) < 0.01
     assert min(biased["int4"], biased["saw-int4"]) > 100 * biased["centred"]
     assert biased["centred"] < 1.5 * plain["centred"]  # as if there were no bias
+
+
+def test_a_calibration_serves_positions_that_its_windows_do_not_reach(tmp_path):
+    """The constant turns by a third of a radian over the context, and by a 25th over a window."""
+    llm = biased_llm(100.0, config=dataclasses.replace(BIASED, rope_theta=1e4))
+    text = Corpus("letters", "".join(chr(97 + (7 * i * i + i) % 26) for i in range(2048)))
+    subjects = {"f32": Cached(jkvq.with_cache(llm, "f32"))}
+    for name, context in (("whole", None), ("window", 128)):
+        made = jkvq.calibrate(
+            llm, text=text, tokens=2048, window=128, context=context, out=tmp_path / name
+        )
+        cache = "jkvq-int4,page=8,sink=8,recent=8"
+        subjects[name] = Cached(jkvq.with_cache(llm, cache, made.calibration))
+    tokens = [(i**3 + 11 * i * i) % 256 for i in range(BIASED.context)]
+    kl = {
+        name: score.kl or 0.0 for name, score in compare(subjects, tokens, reference="f32").items()
+    }
+    assert 0 < kl["whole"] < 0.002
+    assert kl["window"] > 4 * kl["whole"]
 
 
 @pytest.mark.slow

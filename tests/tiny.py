@@ -52,19 +52,19 @@ def tiny_llm(cache: str = "f32,page=8", seed: int = 0, config: ModelConfig = CON
     return with_cache(_plain(config, _random_params(config, seed)), cache)
 
 
-def biased_llm(bias: float, sharpness: float = 1.0) -> LLM:
+def biased_llm(bias: float, sharpness: float = 1.0, config: ModelConfig = BIASED) -> LLM:
     """A model as Qwen2.5, whose keys have a constant in the two channels of the slowest pair.
 
     sharpness: what its scores are multiplied by; random ones are nearly all alike.
     """
-    params = _random_params(BIASED, seed=3)
-    H = BIASED.head_dim
-    constant = np.zeros((BIASED.kv_heads, H), np.float32)
+    params = _random_params(config, seed=3)
+    H = config.head_dim
+    constant = np.zeros((config.kv_heads, H), np.float32)
     constant[:, [H // 2 - 1, H - 1]] = bias
     for layer in params["layers"].values():
         layer["attention"]["k"]["bias"] += constant.reshape(-1)
     params["norm"] = jax.tree.map(lambda weight: weight * sharpness, params["norm"])
-    return _plain(BIASED, params)
+    return _plain(config, params)
 
 
 def _random_params(config: ModelConfig, seed: int) -> Params:

@@ -139,10 +139,10 @@ def test_a_damaged_artefact_is_refused(tiny, made, tmp_path):
         chunk.write_bytes(data)
 
     def cut(folder: Path):
-        (folder / "manifest.json").write_text('{"format": 2')
+        (folder / "manifest.json").write_text('{"format": 3')
 
     def later(folder: Path):
-        (folder / "manifest.json").write_text('{"format": 3}')
+        (folder / "manifest.json").write_text('{"format": 4}')
 
     def lacking(folder: Path):
         (folder / "arrays" / "_METADATA").unlink()
@@ -150,7 +150,7 @@ def test_a_damaged_artefact_is_refused(tiny, made, tmp_path):
     for name, change, sentence in (
         ("flip", flip, "its arrays are not those it was made with"),
         ("cut", cut, "manifest.json is damaged"),
-        ("later", later, "format 3, and this version reads 2"),
+        ("later", later, "format 4, and this version reads 3"),
         ("lacking", lacking, "is damaged"),
     ):
         with pytest.raises(jkvq.UserError, match=sentence):

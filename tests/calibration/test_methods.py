@@ -8,7 +8,7 @@ import scipy.linalg
 
 import jkvq
 from jkvq.calibrate import Corpus
-from tests.calibration.numpy_model import layers_of
+from tests.calibration.numpy_model import layers_of, moved
 from tests.tiny import CONFIG
 
 TEXT = Corpus("squares", "".join(chr(97 + i * i % 23) for i in range(300)))
@@ -18,8 +18,10 @@ K, H, G = CONFIG.kv_heads, CONFIG.head_dim, CONFIG.heads // CONFIG.kv_heads
 
 @pytest.fixture(scope="module")
 def seen(tiny):
+    """Every layer, with queries and keys where a calibration has them stand."""
     tokens = tiny.tokenizer.hf.encode(TEXT.text, add_special_tokens=False)[:TOKENS]
-    return layers_of(tiny.params, tokens)
+    layers = layers_of(tiny.params, tokens)
+    return [x._replace(q=moved(x.q, TOKENS, 0), k=moved(x.k, TOKENS, 0)) for x in layers]
 
 
 def made(llm, tmp_path, method: str, **options) -> jkvq.Artefact:
@@ -196,6 +198,7 @@ def test_ablations_change_what_they_name(tiny, seen, tmp_path):
         ({"key_target": "z"}, "key_target=z is not known: known: q, sq, k"),
         ({"without": ("hadamrd",)}, "without=hadamrd is not known: did you mean hadamard"),
         ({"centroids": 0}, "centroids=0: allowed: 1 to 65536"),
+        ({"context": 8}, "context=8: allowed: 64 to 16777216"),
         ({"method": "kmeans", "centroids": 250}, "at least as many tokens"),
         ({"method": "hessian", "order": 5}, "order=5: it must divide the 16 channels"),
         ({"tokens": 15}, "tokens=15: at least 16 are needed"),

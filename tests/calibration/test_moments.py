@@ -1,12 +1,12 @@
 import numpy as np
 import pytest
 
-from jkvq.calibration.moments import observe
-from tests.calibration.numpy_model import layers_of
+from jkvq.calibration.moments import observe, spread
+from tests.calibration.numpy_model import layers_of, moved
 from tests.tiny import CONFIG
 
-WINDOW = 40
-TOKENS = [(7 * i * i + 3 * i) % 256 for i in range(100)]  # two windows and a half
+WINDOW = 80
+TOKENS = [(7 * i * i + 3 * i) % 256 for i in range(200)]  # two windows and a half
 G = CONFIG.heads // CONFIG.kv_heads
 
 
@@ -17,12 +17,32 @@ def seen(tiny):
     return [layers_of(tiny.params, part) for part in parts]
 
 
+def test_tokens_are_spread_over_the_context_but_for_a_windows_first():
+    stands = spread(10_000, 2048, 8192)
+    assert stands.shape == (5, 2048)
+    np.testing.assert_array_equal(stands[:, :64], np.broadcast_to(np.arange(64), (5, 64)))
+    rest = np.sort(stands[:, 64:].ravel())
+    assert rest[0] >= 64 and rest[-1] < 8192
+    assert np.diff(rest, prepend=64, append=8192).max() <= 4  # 8,128 places for 9,920 tokens
+    np.testing.assert_array_equal(spread(40, 40, 64), np.arange(40)[None])
+
+
 def expected(seen, layer: int, head: int) -> dict[str, np.ndarray]:
     """Every moment of one layer and KV head, straight from its definition."""
     windows = [found[layer] for found in seen]
     heads = range(head * G, head * G + G)
+    # A key receives queries that stand as far off as they do in the window.
+    received = np.concatenate(
+        [
+            moved((w.S[n].T @ w.q[:, n])[:, None], WINDOW, i)[:, 0]
+            for i, w in enumerate(windows)
+            for n in heads
+        ]
+    )
+    windows = [
+        w._replace(q=moved(w.q, WINDOW, i), k=moved(w.k, WINDOW, i)) for i, w in enumerate(windows)
+    ]
     q = np.concatenate([w.q[:, n] for w in windows for n in heads])
-    received = np.concatenate([w.S[n].T @ w.q[:, n] for w in windows for n in heads])
     out = np.concatenate([w.S[n] @ w.v[:, head] for w in windows for n in heads])
     k, v, before = (
         np.concatenate([getattr(w, name)[:, head] for w in windows])
@@ -46,10 +66,10 @@ def expected(seen, layer: int, head: int) -> dict[str, np.ndarray]:
 def expected_read(seen, layer: int, head: int, *, packed: bool) -> dict[str, np.ndarray]:
     """The moments that scores weight: of all tokens, or of those behind windows of 64 + 256."""
     sums: dict[str, np.ndarray | float] = {}
-    for w in (found[layer] for found in seen):
-        k, v = w.k[:, head], w.v[:, head]
+    for i, w in enumerate(found[layer] for found in seen):
+        k, v = moved(w.k, len(w.k), i)[:, head], w.v[:, head]
         for n in range(head * G, head * G + G):
-            for t, q in enumerate(w.q[:, n]):
+            for t, q in enumerate(moved(w.q, len(w.q), i)[:, n]):
                 left = max(0, (t + 1 - 64 - 256) // 64 * 64)  # whole pages have left the windows
                 tokens = slice(64, 64 + left) if packed else slice(0, t + 1)
                 S = w.S[n, t, tokens]
