@@ -66,7 +66,9 @@ def check_cache(llm: LLM, cached: LLM, calibration: Calibration | None) -> Check
     first, tokens = _extent(cached.spec, llm.config.context)
     if not _packs(cached.spec) or tokens - first < 2:
         return None
-    place = _place(llm, cached.spec, calibration, tokens)
+    # Where positions are farthest from those that a calibration has read
+    position = llm.config.context - tokens
+    place = _place(llm, cached.spec, calibration, tokens, position)
     kept = _read(place)
     if kept is not None:
         return kept
@@ -77,7 +79,9 @@ def check_cache(llm: LLM, cached: LLM, calibration: Calibration | None) -> Check
     text = default_text()[-_LETTERS * tokens :].partition("\n\n")[2]  # not what calibration reads
     ids, label = first_tokens(llm, text, tokens), f"Checking {name}"
     subjects = {"16 bits": Cached(llm), name: Cached(cached)}
-    scores = compare(subjects, ids, reference="16 bits", first=first + 1, label=label)
+    scores = compare(
+        subjects, ids, reference="16 bits", first=first + 1, position=position, label=label
+    )
     kl = scores[name].kl
     assert kl is not None
     found = Check(name, kl, tokens, scores[name].scored)
@@ -110,7 +114,9 @@ def _too_much(llm: LLM, cached: LLM, tokens: int) -> str | None:
     return None
 
 
-def _place(llm: LLM, spec: CacheSpec, calibration: Calibration | None, tokens: int) -> Path:
+def _place(
+    llm: LLM, spec: CacheSpec, calibration: Calibration | None, tokens: int, position: int
+) -> Path:
     """The file of a result, named by everything that it depends on."""
     parts = (
         fingerprint(llm.params),
@@ -118,6 +124,7 @@ def _place(llm: LLM, spec: CacheSpec, calibration: Calibration | None, tokens: i
         repr(spec),
         "" if calibration is None else calibration_digest(calibration),
         tokens,
+        position,
         version("jkvq"),
     )
     name = hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()[:32]

@@ -55,6 +55,9 @@ def eval_ppl(
         int | None,
         typer.Option(help="Tokens from a window to the next.", show_default="the context"),
     ] = None,
+    position: Annotated[
+        int, typer.Option(help="Where a window's first token stands in the model's context.")
+    ] = 0,
     dtype: Dtype = None,
     as_json: AsJson = False,
 ):
@@ -69,11 +72,12 @@ def eval_ppl(
     llm = load_plain(model, dtype=dtype)
     chosen = first_tokens(llm, content, tokens)
     subjects = {name: subject(llm, name, folder) for name, folder in folders.items()}
-    results = compare(subjects, chosen, reference=PLAIN_CACHE, context=context, stride=stride)
+    asked = {"context": context, "stride": stride, "position": position}
+    results = compare(subjects, chosen, reference=PLAIN_CACHE, **asked)
     if as_json:
         found = {name: dataclasses.asdict(result) for name, result in results.items()}
-        described = {"model": model, "tokens": tokens, "context": context, "stride": stride}
-        print_json({**described, "reference": PLAIN_CACHE, "results": found})
+        described = {"model": model, "tokens": tokens, **asked, "reference": PLAIN_CACHE}
+        print_json({**described, "results": found})
         return
     rows = (
         (name, f"{r.bits_per_element:.3f}", f"{r.ppl:,.3f}", f"{r.nll:.4f}", f"{r.kl:.4f}")
@@ -82,6 +86,8 @@ def eval_ppl(
     title = f"{model}, first {tokens:,} tokens of {text.name}"
     if context is not None:
         title += f", windows of {context:,} every {stride or context:,}"
+    if position:
+        title += f", from position {position:,}"
     print_table(title, ("cache", "bits", "perplexity", "nats per token", "KL"), rows)
 
 

@@ -40,9 +40,12 @@ class Subject(Protocol):
         ...
 
     def step(
-        self, state: Any, tokens: Int[np.ndarray, "1 T"], count: int
+        self, state: Any, tokens: Int[np.ndarray, "1 T"], count: int, position: int
     ) -> tuple[Float[Array, "1 T D"], Any]:
-        """Final hidden states of the next tokens, the first ``count`` real, and the new state."""
+        """Final hidden states of the next tokens, the first ``count`` real, and the new state.
+
+        ``position`` is that of the sequence's first token.
+        """
         ...
 
     def bits_per_element(self, context: int) -> float: ...
@@ -59,10 +62,10 @@ class Cached:
         table = jnp.arange(1, pages + 1, dtype=jnp.int32)[None]
         return empty_cache(self.llm.spec, self.llm.config.cache_shape, pages + 1, table)
 
-    def step(self, state: KVCache, tokens, count: int):
-        llm = self.llm
+    def step(self, state: KVCache, tokens, count: int, position: int):
+        llm, counts = self.llm, jnp.asarray([count], jnp.int32)
         return _cached_step(
-            llm.config, llm.params, llm.basis, state, tokens, jnp.asarray([count], jnp.int32)
+            llm.config, llm.params, llm.basis, state, tokens, counts, jnp.int32(position)
         )
 
     def bits_per_element(self, context: int) -> float:
@@ -90,9 +93,9 @@ class Baseline:
         zeros = jnp.zeros((L, S, K, H))
         return _Held(zeros, jnp.zeros_like(zeros), jnp.int32(0))
 
-    def step(self, state: _Held, tokens, count: int):
+    def step(self, state: _Held, tokens, count: int, position: int):
         hidden, k, v = _reconstructed_step(
-            self.llm.config, self.llm.params, self.kept, *state, tokens
+            self.llm.config, self.llm.params, self.kept, *state, tokens, jnp.int32(position)
         )
         return hidden, _Held(k, v, state.length + count)
 
@@ -178,6 +181,7 @@ def compare(
     context: int | None = None,
     stride: int | None = None,
     first: int = 1,
+    position: int = 0,
     label: str = "Scoring",
 ) -> dict[str, Score]:
     """Scores subjects side by side, each against the one called ``reference``.
@@ -190,10 +194,12 @@ def compare(
         stride: tokens from one window to the next; None is ``context``. A smaller one gives each
             scored token at least ``context - stride`` tokens before it, but for the first window.
         first: the first token that is scored.
+        position: where a window's first token stands in the model's context. Scores depend on
+            distances alone, so nothing but a cache makes a difference of it.
         label: of the progress bar.
     """
     config = next(iter(subjects.values())).llm.config
-    context, stride = _checked_windows(config, len(tokens), context, stride)
+    context, stride = _checked_windows(config, len(tokens), context, stride, position)
     totals = {name: _Total() for name in subjects}
     windows = list(spans(len(tokens), context, stride, first))
     work = sum(span.stop - span.start for span in windows) * len(subjects)
@@ -202,8 +208,9 @@ def compare(
             states = {name: subject.start(context) for name, subject in subjects.items()}
             for start in range(span.start, span.stop, CHUNK):
                 stop = min(start + CHUNK, span.stop)
+                chunk = range(start, stop)
                 _score_chunk(
-                    subjects, states, totals, tokens, range(start, stop), span.fresh, reference
+                    subjects, states, totals, tokens, chunk, span.fresh, position, reference
                 )
                 bar.advance((stop - start) * len(subjects))
     return {
@@ -212,7 +219,9 @@ def compare(
     }
 
 
-def _checked_windows(config: ModelConfig, tokens: int, context: int | None, stride: int | None):
+def _checked_windows(
+    config: ModelConfig, tokens: int, context: int | None, stride: int | None, position: int
+):
     if tokens < 2 or (context is None and tokens > config.context):
         raise UserError(
             f"{tokens} tokens: from 2 to the model's context of {config.context} are scored at "
@@ -224,7 +233,13 @@ def _checked_windows(config: ModelConfig, tokens: int, context: int | None, stri
     stride = context if stride is None else stride
     if not 1 <= stride <= context:
         raise UserError(f"stride={stride}: from 1 to the context of {context}")
-    return min(context, tokens), stride
+    context = min(context, tokens)
+    if not 0 <= position <= config.context - context:
+        raise UserError(
+            f"position={position}: from 0 to {config.context - context}, as {context} tokens are "
+            f"read at once and the model's context is {config.context}"
+        )
+    return context, stride
 
 
 @dataclass
@@ -243,7 +258,9 @@ class _Total:
         return Score(math.exp(min(nll, 700.0)), nll, kl if compared else None, self.scored, bits)
 
 
-def _score_chunk(subjects, states, totals, tokens, chunk: range, fresh: int, reference) -> None:
+def _score_chunk(
+    subjects, states, totals, tokens, chunk: range, fresh: int, position: int, reference
+) -> None:
     """Runs a chunk through every subject, the reference first, and adds up what is scored in it."""
     inputs, targets = np.zeros((2, 1, CHUNK), np.int32)
     inputs[0, : len(chunk)] = tokens[chunk.start : chunk.stop]
@@ -254,7 +271,7 @@ def _score_chunk(subjects, states, totals, tokens, chunk: range, fresh: int, ref
     expected = None
     for name in sorted(subjects, key=lambda name: name != reference):
         subject, total = subjects[name], totals[name]
-        hidden, states[name] = subject.step(states[name], inputs, len(chunk))
+        hidden, states[name] = subject.step(states[name], inputs, len(chunk), position)
         if not counted.any():
             continue
         predicted = _log_probabilities(subject.llm.config, subject.llm.params, hidden)
@@ -276,8 +293,9 @@ def _cached_step(
     cache: KVCache,
     tokens: Int[Array, "B T"],
     count: Int[Array, " B"],
+    first: Int[Array, ""],
 ) -> tuple[Float[Array, "B T D"], KVCache]:
-    return forward(config, params, basis, cache, tokens, count, own="stored")
+    return forward(config, params, basis, cache, tokens, count, own="stored", first=first)
 
 
 @functools.partial(jax.jit, static_argnames="config", donate_argnames=("k", "v"))
@@ -289,6 +307,7 @@ def _reconstructed_step(
     v: Float[Array, "L S K H"],
     length: Int[Array, ""],
     tokens: Int[Array, "1 T"],
+    first: Int[Array, ""],
 ):
     position = length + jnp.arange(tokens.shape[1], dtype=jnp.int32)
 
@@ -302,7 +321,7 @@ def _reconstructed_step(
         )
         return out[None].astype(q.dtype), (k, v)
 
-    hidden, (k, v) = run(config, params, tokens, position[None], attend, (k, v))
+    hidden, (k, v) = run(config, params, tokens, first + position[None], attend, (k, v))
     return hidden, k, v
 
 

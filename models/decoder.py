@@ -195,8 +195,11 @@ def forward(
     *,
     own: Own,
     implementation: Implementation = "reference",
+    first: Int[Array, ""] | int = 0,
 ) -> tuple[Float[Array, "B T D"], KVCache]:
     """Runs T new tokens per sequence; the first ``count[b]`` of row b are real, the rest padding.
+
+    ``first`` is the rotary position of a sequence's first token.
 
     Returns the final hidden states, which ``logits`` turns into scores of the next token, and the
     cache with the tokens stored.
@@ -207,7 +210,7 @@ def forward(
         view = LayerCache.of(cache, basis, layer)
         return attend(view, q, k, v, chunk, scale=scale, own=own, implementation=implementation)
 
-    hidden, cache = run(config, params, tokens, chunk.position, over_cache, cache)
+    hidden, cache = run(config, params, tokens, first + chunk.position, over_cache, cache)
     return hidden, dataclasses.replace(cache, length=cache.length + count)
 
 

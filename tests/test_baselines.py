@@ -145,7 +145,7 @@ def test_a_model_runs_over_a_baseline_chunk_by_chunk(tiny):
         chunk = np.zeros((1, 256), np.int32)
         count = min(256, 400 - start)
         chunk[0, :count] = tokens[start : start + count]
-        part, state = found.step(state, chunk, count)
+        part, state = found.step(state, chunk, count, 0)
         hidden.append(np.asarray(part)[0, :count])
     error = ((np.concatenate(hidden) - np.asarray(expected)[0]) ** 2).mean()
     # Other shapes round otherwise in the last bit, which turns codes that lie on a tie. Without the

@@ -8,7 +8,7 @@ import pytest
 
 import jkvq
 from jkvq.cache import empty_cache
-from jkvq.evaluate import Cached, compare, first_tokens, perplexity, read_text, spans
+from jkvq.evaluate import Cached, compare, first_tokens, perplexity, read_text, spans, subject
 from jkvq.models.decoder import forward, logits
 from tests.tiny import CONFIG
 
@@ -76,6 +76,22 @@ def test_windows_see_only_their_own_tokens(tiny):
     assert found.scored == len(losses) == 149
     assert found.nll == pytest.approx(np.mean(losses), rel=1e-5)
     assert found.nll != pytest.approx(perplexity(tiny, tokens).nll, rel=1e-5)
+
+
+def test_where_a_text_stands_matters_to_coded_keys_alone(tiny):
+    tokens = [(11 * i * i + i) % 256 for i in range(200)]
+    names = ("f32", "int2", "kivi-int2")
+    subjects = {name: subject(tiny, name) for name in names}
+    near, far = (
+        compare(subjects, tokens, reference="f32", position=position)
+        for position in (0, CONFIG.context - 200)
+    )
+    assert far["f32"].nll == pytest.approx(near["f32"].nll, abs=1e-5)
+    for name in names[1:]:
+        assert min(near[name].kl or 0, far[name].kl or 0) > 0.01
+        assert abs(far[name].nll - near[name].nll) > 1e-4
+    with pytest.raises(jkvq.UserError, match="position=825: from 0 to 824, as 200 tokens"):
+        compare(subjects, tokens, position=825)
 
 
 @pytest.mark.parametrize(

@@ -128,7 +128,7 @@ def test_hidden_states_are_those_of_the_model_over_the_cache(tiny):
         model = subject(llm, cache)
         state, hidden = model.start(T), []
         for token in TOKENS:  # one at a time: a chunk would see itself without rounding
-            out, state = model.step(state, np.array([[token]], np.int32), 1)
+            out, state = model.step(state, np.array([[token]], np.int32), 1, 0)
             hidden.append(np.asarray(out, np.float64)[0, 0])
         states.append(np.array(hidden) / np.array(hidden)[:, :1])
     true, read = states

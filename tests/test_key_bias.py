@@ -80,12 +80,13 @@ def test_a_calibration_serves_positions_that_its_windows_do_not_reach(tmp_path):
         )
         cache = "jkvq-int4,page=8,sink=8,recent=8"
         subjects[name] = Cached(jkvq.with_cache(llm, cache, made.calibration))
-    tokens = [(i**3 + 11 * i * i) % 256 for i in range(BIASED.context)]
-    kl = {
-        name: score.kl or 0.0 for name, score in compare(subjects, tokens, reference="f32").items()
-    }
-    assert 0 < kl["whole"] < 0.002
-    assert kl["window"] > 4 * kl["whole"]
+    near, far = (
+        {name: score.kl for name, score in compare(subjects, TOKENS, **at).items()}
+        for at in ({"reference": "f32"}, {"reference": "f32", "position": BIASED.context - 256})
+    )
+    assert 0 < far["whole"] < 0.002
+    assert far["window"] > 4 * far["whole"]
+    assert max(near["whole"], near["window"]) < 2 * far["whole"]
 
 
 @pytest.mark.slow
