@@ -107,8 +107,9 @@ def method_label(method: str, options: Options) -> str:
     return f"kmeans{options.centroids}" if method == "kmeans" else method
 
 
-def check_method(method: str, options: Options, head_dim: int, tokens: int) -> None:
+def check_method(method: str, options: Options, config: ModelConfig, tokens: int) -> None:
     """Refuses what cannot be calibrated."""
+    head_dim = config.head_dim
     if method not in METHODS:
         raise UserError(f"method '{method}' is not known: {nearest(method, METHODS)}")
     if tokens < head_dim:
@@ -120,6 +121,10 @@ def check_method(method: str, options: Options, head_dim: int, tokens: int) -> N
         raise UserError(
             f"head_dim={head_dim}: method {method} needs a power of two; use method center with "
             "saw-int4,center=true"
+        )
+    if options.context is not None and options.context > config.context:
+        raise UserError(
+            f"context={options.context}: the model's is {config.context}; give up to it"
         )
     if options.order is not None and head_dim % options.order:
         raise UserError(f"order={options.order}: it must divide the {head_dim} channels of a head")

@@ -111,7 +111,7 @@ def observe(
     tokens: Sequence[int],
     *,
     window: int = WINDOW,
-    context: int | None = None,
+    context: int,
     capture: bool = False,
 ) -> tuple[Moments, Captured | None]:
     """The moments, in float64, of a text that is cut into windows; keys and values if asked for.
@@ -120,11 +120,11 @@ def observe(
         config, params: the model.
         tokens: the text.
         window: how many tokens see each other.
-        context: the positions over which tokens are spread; None takes the model's.
+        context: how many positions tokens are spread over.
         capture: whether to give back keys and values, where they stand in their windows.
     """
     total, kept = None, []
-    stands = spread(len(tokens), min(window, len(tokens)), context or config.context)
+    stands = spread(len(tokens), min(window, len(tokens)), context)
     with count_bar("Reading the text", len(tokens)) as bar:
         for index, (chunk, count) in enumerate(windows(tokens, window)):
             stand = jnp.asarray(stands[index])
@@ -245,10 +245,10 @@ def _sums(q, k, v, before_rope, away, real, pages, steps) -> tuple[Array, Moment
     behind = (pages[:, None] >= 0) & (pages[:, None] < number)
     taken = jnp.where(behind[:, None], by_step, 0.0)
 
-    def moved(x):
+    def turned(x):
         return rotate(x.reshape(1, T, -1, H), *away).reshape(x.shape)
 
-    q, k, received = moved(q), moved(k), moved(received)
+    q, k, received = turned(q), turned(k), turned(received)
 
     def over_heads(x):
         return jnp.einsum("tkgh,tkgi->khi", x, x, precision="highest") / G

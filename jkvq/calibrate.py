@@ -114,18 +114,19 @@ def calibrate_on_first_use(llm: LLM, spec: CacheSpec) -> Calibration:
 def _made(llm: LLM, method: str, chosen: Options, corpus: Corpus | None, tokens: int) -> Artefact:
     """The artefact of a text, or of one that the model writes."""
     require_unfolded(llm)
-    check_method(method, chosen, llm.config.head_dim, tokens)
+    check_method(method, chosen, llm.config, tokens)
     if corpus is None:
         corpus, ids = _self_written(llm, tokens)
     else:
         ids = first_tokens(llm, corpus.text, tokens)
-    chosen = dataclasses.replace(chosen, window=min(chosen.window, llm.config.context))
+    context = chosen.context or llm.config.context
+    chosen = dataclasses.replace(chosen, window=min(chosen.window, context))
     moments, captured = observe(
         llm.config,
         llm.params,
         ids,
         window=chosen.window,
-        context=chosen.context,
+        context=context,
         capture=method == "kmeans",
     )
     projected = output_projections(llm.config, llm.params)

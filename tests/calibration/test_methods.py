@@ -199,6 +199,7 @@ def test_ablations_change_what_they_name(tiny, seen, tmp_path):
         ({"without": ("hadamrd",)}, "without=hadamrd is not known: did you mean hadamard"),
         ({"centroids": 0}, "centroids=0: allowed: 1 to 65536"),
         ({"context": 8}, "context=8: allowed: 64 to 16777216"),
+        ({"context": 2000}, "context=2000: give at most the model's, which is 1024"),
         ({"method": "kmeans", "centroids": 250}, "at least as many tokens"),
         ({"method": "hessian", "order": 5}, "order=5: it must divide the 16 channels"),
         ({"tokens": 15}, "tokens=15: at least 16 are needed"),

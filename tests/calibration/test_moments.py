@@ -88,7 +88,7 @@ def expected_read(seen, layer: int, head: int, *, packed: bool) -> dict[str, np.
 def test_moments_of_what_is_read_equal_their_definitions(tiny):
     tokens = [(5 * i * i + i) % 256 for i in range(900)]
     windows = [layers_of(tiny.params, part) for part in (tokens[:450], tokens[450:])]
-    moments, _ = observe(CONFIG, tiny.params, tokens, window=450)
+    moments, _ = observe(CONFIG, tiny.params, tokens, window=450, context=CONFIG.context)
     for layer, head in np.ndindex(CONFIG.layers, CONFIG.kv_heads):
         for kind in ("read", "packed"):
             wanted = expected_read(windows, layer, head, packed=kind == "packed")
@@ -101,7 +101,7 @@ def test_moments_of_what_is_read_equal_their_definitions(tiny):
 
 
 def test_moments_equal_their_definitions(tiny, seen):
-    moments, captured = observe(CONFIG, tiny.params, TOKENS, window=WINDOW)
+    moments, captured = observe(CONFIG, tiny.params, TOKENS, window=WINDOW, context=CONFIG.context)
     assert captured is None
     for layer, head in np.ndindex(CONFIG.layers, CONFIG.kv_heads):
         for name, wanted in expected(seen, layer, head).items():
@@ -113,7 +113,7 @@ def test_moments_equal_their_definitions(tiny, seen):
 
 
 def test_captured_keys_and_values_are_the_models(tiny, seen):
-    _, captured = observe(CONFIG, tiny.params, TOKENS, window=WINDOW, capture=True)
+    _, captured = observe(CONFIG, tiny.params, TOKENS, window=WINDOW, context=1024, capture=True)
     assert captured is not None
     for layer in range(CONFIG.layers):
         for found, name in ((captured.key, "k"), (captured.value, "v")):
