@@ -1,6 +1,6 @@
 """What each method makes of the moments of a text."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import jax
 import jax.numpy as jnp
@@ -124,7 +124,7 @@ def check_method(method: str, options: Options, config: ModelConfig, tokens: int
         )
     if options.context is not None and options.context > config.context:
         raise UserError(
-            f"context={options.context}: the model's is {config.context}; give up to it"
+            f"context={options.context}: give at most the model's, which is {config.context}"
         )
     if options.order is not None and head_dim % options.order:
         raise UserError(f"order={options.order}: it must divide the {head_dim} channels of a head")
@@ -157,28 +157,25 @@ def solve(
 
     ``projected`` is what the output projections read of values (``output_projections``).
     """
-    means = {"key": _float32(moments.k_mean), "value": _float32(moments.v_mean)}
     label = method_label(method, options)
     if method == "jkvq":
         return _balanced(label, options, moments, projected)
     if method == "oscar":
-        return _rotated(label, options, moments, means)
-    key, value = SideCalibration(mean=means["key"]), SideCalibration(mean=means["value"])
+        return _rotated(label, options, moments)
+    key, value = _centred(moments)
     spectra = Spectra()
     if method == "hessian":
         H = moments.qq.shape[-1]
         R = rotations.hessian(moments.qq, options.order or min(128, H & -H))
-        key = SideCalibration(mean=means["key"], rotation=_float32(R))
+        key = replace(key, rotation=_float32(R))
         spectra = _spectra(rotations.eigen(rotations.shared(moments.qq)).values, moments.kk, R)
     elif method == "kmeans":
         assert captured is not None
-        key, value = (
-            SideCalibration(mean=means[name], centroids=_centroids(name, tokens, options))
-            for name, tokens in (("key", captured.key), ("value", captured.value))
-        )
+        key = replace(key, centroids=_centroids("key", captured.key, options))
+        value = replace(value, centroids=_centroids("value", captured.value, options))
     elif method == "blockgtq":
         score = SCORES[options.score](moments.q_energy, moments.k_energy)
-        key = SideCalibration(mean=means["key"], widths=allocations(score))
+        key = replace(key, widths=allocations(score))
     return Solution(Calibration(key, value, label), key=spectra)
 
 
@@ -192,6 +189,16 @@ def output_projections(config: ModelConfig, params: Params) -> Float[np.ndarray,
     return np.stack(found).astype(np.float64)
 
 
+def _centred(moments: Moments) -> tuple[SideCalibration, SideCalibration]:
+    """The means of keys and of values: weighted by all scores, and plain for use behind windows."""
+    read = moments.read
+    weight = read.weight[..., None]
+    return (
+        SideCalibration(mean=_float32(read.k_mean / weight), packed_mean=_float32(moments.k_mean)),
+        SideCalibration(mean=_float32(read.v_mean / weight), packed_mean=_float32(moments.v_mean)),
+    )
+
+
 def _balanced(label, options: Options, moments: Moments, projected) -> Solution:
     """Balanced rotations: of all tokens, and of those that queries read behind windows.
 
@@ -199,9 +206,8 @@ def _balanced(label, options: Options, moments: Moments, projected) -> Solution:
     """
     # Texts that are shorter than the windows have none of these: then they are as all tokens.
     packed = jax.tree.map(lambda a, b: a + _LITTLE * b, moments.packed, moments.read)
-    sides: dict[str, dict[str, np.ndarray]] = {"key": {}, "value": {}}
+    sides = dict(zip(("key", "value"), _centred(moments), strict=True))
     spectra = {}
-    plain = {"key": moments.k_mean, "value": moments.v_mean}
     for prefix, read, damping in (
         ("packed_", packed, _PACKED_DAMPING),
         ("", moments.read, _DAMPING),
@@ -214,15 +220,13 @@ def _balanced(label, options: Options, moments: Moments, projected) -> Solution:
             stored = second - first[..., :, None] * (first / weight)[..., None, :]
             moved = [rotations.shared(x) if options.shared else x for x in (stored, reading)]
             M, spread = rotations.balanced(*moved, damping)
-            mean = plain[name] if prefix else first / weight
-            found = {"mean": mean, "rotation": M, "spread": spread}
-            sides[name] |= {f"{prefix}{part}": array for part, array in found.items()}
+            found = {f"{prefix}rotation": M, f"{prefix}spread": spread}
+            sides[name] = replace(sides[name], **jax.tree.map(_float32, found))
             spectra[name] = _spectra(spread, stored, M @ hadamard(M.shape[-1]))
-    key, value = (SideCalibration(**jax.tree.map(_float32, sides[name])) for name in sides)
-    return Solution(Calibration(key, value, label), **spectra)
+    return Solution(Calibration(**sides, method=label), **spectra)
 
 
-def _rotated(label, options: Options, moments: Moments, means) -> Solution:
+def _rotated(label, options: Options, moments: Moments) -> Solution:
     """OSCAR's rotations."""
     kk, vv = moments.kk, moments.vv
     targets = {
@@ -231,11 +235,11 @@ def _rotated(label, options: Options, moments: Moments, means) -> Solution:
             options.value_target
         ],
     }
-    sides, spectra = {}, {}
+    sides, spectra = dict(zip(targets, _centred(moments), strict=True)), {}
     for name, second in targets.items():
         target = rotations.shared(second) if options.shared else second
         R = rotations.oscar(target, options.without)
-        sides[name] = SideCalibration(mean=means[name], rotation=_float32(R))
+        sides[name] = replace(sides[name], rotation=_float32(R))
         spectra[name] = _spectra(rotations.eigen(target).values, kk if name == "key" else vv, R)
     return Solution(Calibration(**sides, method=label), **spectra)
 

@@ -184,13 +184,9 @@ def make_basis(spec: CacheSpec, shape: CacheShape, calibration: Calibration | No
 def _side(name: str, cache: CacheSpec, shape: CacheShape, found: SideCalibration, seed: int):
     spec: SideSpec = getattr(cache, name)
     L, K, H = shape
-    if cache.windowed and spec.rotation == "balanced" and found.packed_rotation is not None:
-        found = dataclasses.replace(
-            found,
-            mean=found.packed_mean,
-            rotation=found.packed_rotation,
-            spread=found.packed_spread,
-        )
+    if cache.windowed:
+        behind = {part: getattr(found, f"packed_{part}") for part in ("mean", "rotation", "spread")}
+        found = dataclasses.replace(found, **{k: x for k, x in behind.items() if x is not None})
 
     def need(part: str, *expected: int) -> Array:
         array = getattr(found, part)

@@ -130,10 +130,13 @@ def test_tokens_behind_windows_have_rotations_of_their_own(tiny, tmp_path):
 def test_means_equal_numpys(tiny, seen, tmp_path):
     calibration = made(tiny, tmp_path, "center").calibration
     for index, layer in enumerate(seen):
+        received = layer.S.sum(1).reshape(K, G, -1).sum(1).T[..., None]
         for side, x in ((calibration.key, layer.k), (calibration.value, layer.v)):
-            assert side.mean is not None
+            assert side.mean is not None and side.packed_mean is not None
             assert side.rotation is None
-            np.testing.assert_allclose(side.mean[index], x.mean(0), atol=1e-5)
+            read = (x * received).sum(0) / received.sum(0)
+            np.testing.assert_allclose(side.mean[index], read, atol=1e-5)
+            np.testing.assert_allclose(side.packed_mean[index], x.mean(0), atol=1e-5)
 
 
 def test_hessian_rotation_equals_numpys(tiny, seen, tmp_path):
