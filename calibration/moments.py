@@ -124,10 +124,9 @@ def observe(
         capture: whether to give back keys and values, where they stand in their windows.
     """
     total, kept = None, []
-    stands = spread(len(tokens), min(window, len(tokens)), context)
     with count_bar("Reading the text", len(tokens)) as bar:
         for index, (chunk, count) in enumerate(windows(tokens, window)):
-            stand = jnp.asarray(stands[index])
+            stand = jnp.asarray(spread(index, chunk.shape[1], context))
             sums, activations = _observe_window(
                 config, params, chunk, count, stand, capture=capture
             )
@@ -145,12 +144,10 @@ def observe(
     return moments, Captured(*(np.concatenate(side, axis=1) for side in zip(*kept, strict=True)))
 
 
-def spread(tokens: int, window: int, context: int) -> Int[np.ndarray, "windows T"]:
-    """Where each token of each window stands."""
-    count = -(-tokens // window)
-    position = np.broadcast_to(np.arange(window), (count, window))
-    turns = np.arange(count * window).reshape(count, window) * _GOLDEN % 1.0
-    first = WINDOWED.sink
+def spread(index: int, width: int, context: int) -> Int[np.ndarray, " T"]:
+    """Where the tokens of a window of this width stand."""
+    position, first = np.arange(width), WINDOWED.sink
+    turns = (index * width + position) * _GOLDEN % 1.0
     anywhere = first + np.floor(turns * max(context - first, 0))
     return np.where(position < first, position, anywhere).astype(np.int32)
 

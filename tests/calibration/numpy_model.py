@@ -61,7 +61,7 @@ def layers_of(params, tokens: list[int]) -> list[Seen]:
 def moved(x: np.ndarray, window: int, index: int, config: ModelConfig = CONFIG) -> np.ndarray:
     """Queries or keys [T, N, H] of a window's tokens, where these stand in the context."""
     T, _, H = x.shape
-    stand = spread((index + 1) * window, window, config.context)[index, :T]
+    stand = spread(index, window, config.context)[:T]
     angle = np.outer(stand - np.arange(T), config.rope_theta ** -(np.arange(0, H, 2) / H))
     turned = (x[..., : H // 2] + 1j * x[..., H // 2 :]) * np.exp(1j * angle)[:, None]
     return np.concatenate([turned.real, turned.imag], axis=-1)
