@@ -28,7 +28,7 @@ from jkvq.models.catalog import CATALOG, cache_folder
 from jkvq.spec import CacheSpec
 
 MANIFEST = "manifest.json"
-_FORMAT = 3
+_FORMAT = 4
 
 
 @dataclass(frozen=True)
@@ -88,9 +88,22 @@ def default_folder(model: str | Path, method: str) -> Path:
 
 
 def find_artefact(model: str | Path, spec: CacheSpec) -> Path | None:
-    """The kept calibration of a model that serves a spec best; None if there is none."""
+    """The kept calibration of a model that serves a spec best; None if there is none.
+
+    One of another version's format is as none: it is made anew.
+    """
     folders = (default_folder(model, method) for method in methods_for(spec))
-    return next((folder for folder in folders if (folder / MANIFEST).exists()), None)
+    return next((folder for folder in folders if _kept(folder)), None)
+
+
+def _kept(folder: Path) -> bool:
+    """Whether it holds an artefact of this format, or one that is damaged, as loading will say."""
+    try:
+        return json.loads((folder / MANIFEST).read_text())["format"] == _FORMAT
+    except FileNotFoundError:
+        return False
+    except (KeyError, TypeError, ValueError):
+        return True
 
 
 def save_artefact(artefact: Artefact, folder: Path, *, replace: bool = False) -> None:

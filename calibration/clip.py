@@ -35,7 +35,7 @@ def choose_clips(
     """The calibration with the clip ratios that serve a spec best."""
     if spec.key.clip == 1 or spec.value.clip == 1:
         raise UserError(f"clip_for={options.clip_for}: this cache does not clip; oscar-int2 does")
-    basis = make_basis(spec, config.cache_shape, calibration)
+    basis = make_basis(spec, config.cache_shape, calibration, config.rope_frequency)
     errors = np.zeros((2, config.layers, len(GRID)))
     with count_bar("Choosing clip ratios", len(tokens)) as bar:
         for chunk, count in windows(tokens, options.window):
@@ -61,7 +61,7 @@ def _errors(
     """Squared error of the attention output with keys, and with values, clipped at each ratio."""
     position = jnp.arange(tokens.shape[1], dtype=jnp.int32)
     real = position < count
-    visible = causal(real)
+    visible, middle = causal(real), spec.middle(position)[None]
     exact = position[None] < spec.sink
     exact |= position[None] > position[:, None] - spec.recent  # what the windows hold
 
@@ -71,13 +71,14 @@ def _errors(
         plain_k, plain_v = (x[0].astype(jnp.float32) for x in (k, v))
         S = scores(grouped(q, K), plain_k, visible)
         out = mixed(S, plain_v)
-        k_in, v_in = basis.key.enter(k, layer)[0], basis.value.enter(v, layer)[0]
+        k_in, v_in = basis.key.enter(k, layer, middle)[0], basis.value.enter(v, layer, None)[0]
+        mean = 0.0 if basis.key.mean is None else basis.key.entered_mean(layer, middle)[0]
 
         def key_error(clip):
             coded = _coded(basis.key, layer, clip, k_in)
             scale = shape[-1] ** -0.5
             products = (
-                jnp.einsum("tkgh,skh->kgts", turned, x, precision="highest") * scale
+                jnp.einsum("tkgh,skh->kgts", turned, x + mean, precision="highest") * scale
                 for x in (k_in, coded)
             )
             blended = jnp.where(exact[None, None], *products)

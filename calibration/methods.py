@@ -191,12 +191,9 @@ def output_projections(config: ModelConfig, params: Params) -> Float[np.ndarray,
 
 def _centred(moments: Moments) -> tuple[SideCalibration, SideCalibration]:
     """The means of keys and of values: weighted by all scores, and plain for use behind windows."""
-    read = moments.read
-    weight = read.weight[..., None]
-    return (
-        SideCalibration(mean=_float32(read.k_mean / weight), packed_mean=_float32(moments.k_mean)),
-        SideCalibration(mean=_float32(read.v_mean / weight), packed_mean=_float32(moments.v_mean)),
-    )
+    key = {"mean": moments.read.k_mean, "packed_mean": moments.k_mean_in_page}
+    value = {"mean": moments.read.v_mean, "packed_mean": moments.v_mean}
+    return tuple(SideCalibration(**jax.tree.map(_float32, side)) for side in (key, value))
 
 
 def _balanced(label, options: Options, moments: Moments, projected) -> Solution:
@@ -212,12 +209,10 @@ def _balanced(label, options: Options, moments: Moments, projected) -> Solution:
         ("packed_", packed, _PACKED_DAMPING),
         ("", moments.read, _DAMPING),
     ):
-        for name, second, first, reading in (
-            ("key", read.kk, read.k_mean, read.qq),
-            ("value", read.vv, read.v_mean, projected),
+        for name, stored, reading in (
+            ("key", read.k_covariance, read.qq),
+            ("value", read.v_covariance, projected),
         ):
-            weight = read.weight[..., None]
-            stored = second - first[..., :, None] * (first / weight)[..., None, :]
             moved = [rotations.shared(x) if options.shared else x for x in (stored, reading)]
             M, spread = rotations.balanced(*moved, damping)
             found = {f"{prefix}rotation": M, f"{prefix}spread": spread}
@@ -231,7 +226,7 @@ def _rotated(label, options: Options, moments: Moments) -> Solution:
     kk, vv = moments.kk, moments.vv
     targets = {
         "key": {"q": moments.qq, "sq": moments.sq, "k": kk}[options.key_target],
-        "value": {"output": moments.output, "weighted": moments.read.vv, "v": vv}[
+        "value": {"output": moments.output, "weighted": moments.read.vv[..., :-1, :-1], "v": vv}[
             options.value_target
         ],
     }

@@ -8,6 +8,9 @@ A window is short beside the context that a cache serves, and slow rotary pairs 
 at its end: keys from later on lie elsewhere. Scores depend on distances alone, so a token's queries
 and keys count as if it stood elsewhere with all that it sees: tokens are spread evenly over the
 context, but for a window's first ones, which are a sequence's first wherever it ends.
+
+Keys are stored about a mean that stands in the middle of their page (basis.py): their second
+moments keep the angles of these middles beside them, and can be taken about any such mean later.
 """
 
 import dataclasses
@@ -22,8 +25,9 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from jkvq.models.config import ModelConfig
-from jkvq.models.decoder import Params, rotary_angles, rotate, run
+from jkvq.models.decoder import Params, rotary_angles, run
 from jkvq.progress import count_bar
+from jkvq.rotary import rotate
 from jkvq.spec import PRESETS
 
 WINDOW = 2048  # tokens
@@ -37,28 +41,56 @@ class Read:
     """Means as in ``Moments``, weighted by scores: q's by those it gives, k's and v's received."""
 
     qq: Float[Any, "L K H H"]
-    kk: Float[Any, "L K H H"]
-    vv: Float[Any, "L K H H"]
-    k_mean: Float[Any, "L K H"]
-    v_mean: Float[Any, "L K H"]
-    weight: Float[Any, "L K"]  # the scores that a query gives
+    kk: Float[Any, "L K 2H 2H"]  # of (k, cos, sin), the angles those of the middle of k's page
+    vv: Float[Any, "L K H+1 H+1"]  # of (v, 1)
+
+    @property
+    def weight(self) -> Float[Any, "L K"]:
+        """The scores that a query gives."""
+        return self.vv[..., -1, -1]
+
+    @property
+    def k_mean(self) -> Float[Any, "L K H"]:
+        """Of keys, as if the middles of their pages stood at 0."""
+        H = self.qq.shape[-1]
+        by_cos, by_sin = np.split(self.kk[..., :H, H:], 2, axis=-1)
+        (a, c), (b, d) = (
+            (np.diagonal(half, axis1=-2, axis2=-1) for half in np.split(x, 2, axis=-2))
+            for x in (by_cos, by_sin)
+        )
+        return np.concatenate([a + d, c - b], axis=-1) / self.weight[..., None]
+
+    @property
+    def v_mean(self) -> Float[Any, "L K H"]:
+        return self.vv[..., :-1, -1] / self.weight[..., None]
+
+    @property
+    def k_covariance(self) -> Float[Any, "L K H H"]:
+        """Of keys about their mean, which stands in the middle of their pages."""
+        H = self.qq.shape[-1]
+        return _moved(self.kk, -_turns(self.k_mean))[..., :H, :H]
+
+    @property
+    def v_covariance(self) -> Float[Any, "L K H H"]:
+        return _moved(self.vv, -self.v_mean[..., None])[..., :-1, :-1]
 
     def moved(self, k: Float[Any, "L K H"], v: Float[Any, "L K H"]) -> "Read":
-        """These means where keys and values are larger by k and v."""
+        """These where values are larger by v, and keys by k in the middle of their pages."""
+        return Read(self.qq, _moved(self.kk, _turns(k)), _moved(self.vv, v[..., None]))
 
-        def second(of, mean, by):
-            cross = mean[..., :, None] * by[..., None, :]
-            square = by[..., :, None] * by[..., None, :] * self.weight[..., None, None]
-            return of + cross + cross.swapaxes(-1, -2) + square
 
-        weight = self.weight[..., None]
-        return dataclasses.replace(
-            self,
-            kk=second(self.kk, self.k_mean, k),
-            vv=second(self.vv, self.v_mean, v),
-            k_mean=self.k_mean + weight * k,
-            v_mean=self.v_mean + weight * v,
-        )
+def _turns(mean: Float[np.ndarray, "*n H"]) -> Float[np.ndarray, "*n H H"]:
+    """The matrix that takes (cos, sin) of an angle for each pair to the mean turned by them."""
+    a, b = (x[..., None] * np.eye(x.shape[-1]) for x in np.split(mean, 2, axis=-1))
+    return np.concatenate([np.concatenate([a, -b], -1), np.concatenate([b, a], -1)], axis=-2)
+
+
+def _moved(second: Float[np.ndarray, "*n I I"], by: Float[np.ndarray, "*n H J"]):
+    """The second moment of (x + by f, f) from that of (x, f), where I = H + J."""
+    H, I = by.shape[-2], second.shape[-1]
+    change = np.zeros((*by.shape[:-2], I, I)) + np.eye(I)
+    change[..., :H, H:] = by
+    return change @ second @ change.swapaxes(-1, -2)
 
 
 @jax.tree_util.register_dataclass
@@ -77,6 +109,7 @@ class Moments:
     output: Float[Any, "L K H H"]  # C_S: (S v)^T (S v)
     k_mean: Float[Any, "L K H"]
     k_mean_before_rope: Float[Any, "L K H"]
+    k_mean_in_page: Float[Any, "L K H"]  # as if the middles of their pages stood at 0
     v_mean: Float[Any, "L K H"]
     output_mean: Float[Any, "L K H"]
     read: Read  # weighted by S
@@ -132,7 +165,7 @@ def observe(
             )
             sums = jax.tree.map(lambda x: np.asarray(x, np.float64), sums)
             # They were taken about the window's means, as float32 would lose the rest beside them.
-            means = sums.k_mean / int(count), sums.v_mean / int(count)
+            means = sums.k_mean_in_page / int(count), sums.v_mean / int(count)
             read, packed = (x.moved(*means) for x in (sums.read, sums.packed))
             sums = dataclasses.replace(sums, read=read, packed=packed)
             total = sums if total is None else jax.tree.map(np.add, total, sums)
@@ -206,13 +239,15 @@ def _observe_window(
     real = position[0] < count
     cos, sin = rotary_angles(config, position)
     away = rotary_angles(config, stand[None] - position)
+    middle = WINDOWED.middle(stand)
+    in_page = tuple(x[0] for x in rotary_angles(config, middle[None]))
     # A query sees the tokens of page j packed if j < steps[t]; those of the sink have no page.
     pages = (position[0] - WINDOWED.sink) // WINDOWED.page
     steps = WINDOWED.packed(position[0] + 1) // WINDOWED.page
 
     def observing(layer, q, k, v, found):
         before_rope = rotate(k.astype(jnp.float32), cos, -sin)[0]
-        out, sums = _sums(q, k, v, before_rope, away, real, pages, steps)
+        out, sums = _sums(q, k, v, before_rope, away, in_page, real, pages, steps)
         kept = (k[0].astype(jnp.float32), v[0].astype(jnp.float32)) if capture else ()
         return out.astype(q.dtype), (*found, (sums, kept))
 
@@ -221,7 +256,7 @@ def _observe_window(
 
 
 @jax.jit  # so that it is traced once, and not for every layer
-def _sums(q, k, v, before_rope, away, real, pages, steps) -> tuple[Array, Moments]:
+def _sums(q, k, v, before_rope, away, in_page, real, pages, steps) -> tuple[Array, Moments]:
     shape, K, T = q.shape, k.shape[2], q.shape[1]
     weight = real.astype(jnp.float32)
     q = grouped(q, K) * weight[:, None, None, None]
@@ -258,19 +293,22 @@ def _sums(q, k, v, before_rope, away, real, pages, steps) -> tuple[Array, Moment
 
     every = jnp.broadcast_to(weight[:, None], (len(weight), K))
     real_out = out * weight[:, None, None, None]
-    k_mean, v_mean = first(k, every), first(v, every)
-    k_left, v_left = (x - (mean / weight.sum())[None] for x, mean in ((k, k_mean), (v, v_mean)))
+    cos, sin = in_page
+    k_mean_in_page, v_mean = first(rotate(k, cos, -sin), every), first(v, every)
+    count = weight.sum()
+    k_left = k - rotate(k_mean_in_page[None] / count, cos, sin)
+    v_left = v - v_mean[None] / count
+
+    def beside(x, *numbers):
+        """x of each token with numbers that are the same for all heads."""
+        each = (jnp.broadcast_to(y[:, None], (T, K, y.shape[-1])) for y in numbers)
+        return jnp.concatenate([x, *each], axis=-1)
+
+    keys, values = beside(k_left, cos, sin), beside(v_left, jnp.ones((T, 1)))
 
     def read(q, received) -> Read:
         """Of queries by the square root of the scores that they give, keys by what they receive."""
-        return Read(
-            qq=over_heads(q),
-            kk=second(k_left, received),
-            vv=second(v_left, received),
-            k_mean=first(k_left, received),
-            v_mean=first(v_left, received),
-            weight=received.sum(0),
-        )
+        return Read(over_heads(q), second(keys, received), second(values, received))
 
     moments = Moments(
         qq=over_heads(q),
@@ -278,8 +316,9 @@ def _sums(q, k, v, before_rope, away, real, pages, steps) -> tuple[Array, Moment
         kk=second(k, every),
         vv=second(v, every),
         output=over_heads(real_out),
-        k_mean=k_mean,
+        k_mean=first(k, every),
         k_mean_before_rope=first(before_rope, every),
+        k_mean_in_page=k_mean_in_page,
         v_mean=v_mean,
         output_mean=first(real_out.mean(2), every),
         read=read(q, by_step.sum(-1)),

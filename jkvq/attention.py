@@ -15,6 +15,7 @@ from jaxtyping import Array, Float
 from jkvq.cache import Chunk, KVCache
 from jkvq.kernel_attention import attend_prefill, attend_token
 from jkvq.layer_cache import LayerCache
+from jkvq.page_means import mean_scores
 from jkvq.pallas_kernels.chunk_attention import chunk_attention
 from jkvq.pallas_kernels.device import Implementation
 from jkvq.pallas_kernels.merge import merge_all
@@ -58,7 +59,9 @@ def attend(
 
 def _attend_reference(view: LayerCache, q, k, v, chunk: Chunk, *, scale: float, own: Own):
     spec, length = view.spec, view.cache.length
-    q, k = view.key.turn(q, view.layer), view.key.enter(k, view.layer)
+    shifts = mean_scores(view, q)
+    q = view.key.turn(q, view.layer)
+    k = view.key.enter(k, view.layer, spec.middle(chunk.position))
     sees = spec.packed(chunk.position + 1 if own == "stored" else length[:, None])
     boundary = jnp.where(chunk.real, sees, 0)
     parts, old = [], view.exact_tokens()
@@ -72,9 +75,11 @@ def _attend_reference(view: LayerCache, q, k, v, chunk: Chunk, *, scale: float, 
             )
         causal = position[:, None] <= chunk.position[..., None]
         seen = seen_exactly(spec, position, boundary) & causal
-        parts.append(chunk_attention(q, keys, values, seen, scale=scale))
+        shift = None if shifts is None else shifts.of_tokens(position)
+        parts.append(chunk_attention(q, keys, values, seen, shift, scale=scale))
     writes = write_if_any if spec.windowed else write_plainly
     stack = store_chunk(view, k, v, old, chunk, writes)
     pages = stack.key, stack.value, *view.codecs, view.index, view.cache.block_table
-    parts.append(paged_attention(q, *pages, boundary, scale=scale))
+    shift = None if shifts is None else shifts.of_pages
+    parts.append(paged_attention(q, *pages, boundary, shift, scale=scale))
     return merge_all(parts)[0], view.with_stack(stack)

@@ -1,9 +1,10 @@
 """The basis of the cache: what a spec does to keys and values before they are coded.
 
-Keys are stored as (k - mean) R and met by q R^-T: the product is the same, and the mean shifts all
-scores of a query by the same constant, which softmax does not see. Values are stored as
-(v - mean) R, which is folded into the weights at load (models/fold.py). Both change nothing by
-themselves. R is orthogonal, and R^-T is R, but for the rotation "balanced": any invertible matrix.
+Keys are stored as (k - mean) R and met by q R^-T, which gives q . (k - mean). Their mean has a
+rotary position, as they do: it stands in the middle of a key's page, so that what it adds to the
+scores of a query is one number for each page (page_means.py). Values are stored as (v - mean) R,
+which is folded into the weights at load (models/fold.py). Both change nothing by themselves. R is
+orthogonal, and R^-T is R, but for the rotation "balanced": any invertible matrix.
 """
 
 import dataclasses
@@ -12,7 +13,7 @@ from dataclasses import dataclass, field
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Float16, Int
 
 from jkvq.cache_shape import CacheShape
 from jkvq.errors import UserError
@@ -21,6 +22,7 @@ from jkvq.pallas_kernels.digits import PARTS, relative_step
 from jkvq.pallas_kernels.lloyd import Allocation, make_allocation
 from jkvq.pallas_kernels.packed import LayerIndex
 from jkvq.pallas_kernels.write import Turn
+from jkvq.rotary import angles, rotate, rotated_dots
 from jkvq.rotation import bit_reversal, block_hadamard, fixed_rotation, hadamard, random_rotation
 from jkvq.spec import CALIBRATED_ROTATIONS, EXACT, CacheSpec, SideSpec
 from jkvq.stored import BLOCK_GROUPS
@@ -30,7 +32,7 @@ from jkvq.stored import BLOCK_GROUPS
 class SideCalibration:
     """What calibration found for one side; each part is there if its method needs it."""
 
-    mean: Float[np.ndarray, "L K H"] | None = None
+    mean: Float[np.ndarray, "L K H"] | None = None  # of keys, as if a page's middle stood at 0
     rotation: Float[np.ndarray, "L K H H"] | None = None
     spread: Float[np.ndarray, "L K H"] | None = None  # variance along a balanced rotation, falling
     packed_mean: Float[np.ndarray, "L K H"] | None = None  # for a cache with windows, if it differs
@@ -91,6 +93,7 @@ class SideBasis:
     """One side of every layer: its basis and its codecs' arrays."""
 
     mean: Float[Array, "L K H"] | None
+    frequency: Float[Array, "1 H/2"] | None  # by which the mean turns, of keys
     rotation: Float[Array, "L K H H"] | Float[Array, "1 1 H H"] | None
     dual: Float[Array, "L K H H"] | None  # R^-T; None where it is R itself
     clip: Float[Array, " L"] | None
@@ -98,25 +101,58 @@ class SideBasis:
     allocation: Allocation | None  # arrays with a leading L
     spec: SideSpec = field(metadata={"static": True})
 
-    def enter(self, x: Float[Array, "B T K H"], layer: LayerIndex) -> Float[Array, "B T K H"]:
-        """(x - mean) R, in float32 unless it is x itself."""
-        return _turned(self.centre(x, layer), self.of_layer(layer).own("rotation"))
+    def enter(
+        self, x: Float[Array, "B T K H"], layer: LayerIndex, middle: Int[Array, "B T"] | None
+    ) -> Float[Array, "B T K H"]:
+        """(x - mean) R, in float32 unless it is x itself; keys with the middles of their pages."""
+        if self.mean is not None:
+            x = x.astype(jnp.float32) - self.mean_at(layer, middle)
+        return _turned(x, self.of_layer(layer).own("rotation"))
 
     def leave(self, x: Float[Array, "B T K H"], layer: LayerIndex) -> Float[Array, "B T K H"]:
         """x R^-1, in float32 unless it is x itself: without the mean, what ``enter`` undoes."""
         dual = self.of_layer(layer).own("dual")
         return _turned(x, None if dual is None else dual.swapaxes(-1, -2))
 
-    def centre(self, x: Float[Array, "B T K H"], layer: LayerIndex) -> Float[Array, "B T K H"]:
-        """x - mean, in float32 unless it is x itself."""
-        if self.mean is None:
-            return x
-        return x.astype(jnp.float32) - self.mean[layer][None, None]
+    def mean_at(
+        self, layer: LayerIndex, middle: Int[Array, "B T"] | None
+    ) -> Float[Array, "#B #T K H"]:
+        """The mean in the middle of pages; that of values stands still."""
+        assert self.mean is not None
+        if self.frequency is None:
+            return self.mean[layer][None, None]
+        assert middle is not None
+        turns = (x.astype(jnp.float32) for x in self._standing(middle))
+        return rotate(self.mean[layer][None, None], *turns)
 
-    def of_layer(self, layer: LayerIndex) -> Turn:
-        """The mean and the rotation of one layer."""
+    def _standing(
+        self, middle: Int[Array, "*n"]
+    ) -> tuple[Float16[Array, "*n H/2"], Float16[Array, "*n H/2"]]:
+        """(cos, sin) of the mean's angles: what keys lose is what scores get, however rounded."""
+        assert self.frequency is not None
+        cos, sin = angles(self.frequency[0], middle)
+        return cos.astype(jnp.float16), sin.astype(jnp.float16)
+
+    def entered_mean(self, layer: LayerIndex, middle: Int[Array, "B S"]) -> Float[Array, "B S K H"]:
+        """What ``enter`` takes off, in the basis of the cache."""
+        return _turned(self.mean_at(layer, middle), self.of_layer(layer).own("rotation"))
+
+    def mean_scores(
+        self, q: Float[Array, "B T N H"], layer: LayerIndex, middle: Int[Array, " P"]
+    ) -> Float[Array, "B T N P"]:
+        """q . mean, with the mean in the middle of each of P pages."""
+        assert self.mean is not None
+        mean = jnp.repeat(self.mean[layer], q.shape[2] // self.mean.shape[1], axis=0)
+        turns = (x.astype(jnp.float32) for x in self._standing(middle))
+        return rotated_dots(q, mean[None, None], *turns)
+
+    def of_layer(self, layer: LayerIndex, middle: Int[Array, "B T"] | None = None) -> Turn:
+        """The mean and the rotation of one layer, for tokens in pages with these middles."""
         dual = self.rotation if self.dual is None else self.dual
-        return Turn(self.mean, self.rotation, dual, layer)
+        standing = None
+        if self.frequency is not None and middle is not None:
+            standing = self._standing(middle)
+        return Turn(self.mean, self.rotation, dual, layer, standing)
 
     def turn(self, q: Float[Array, "B T N H"], layer: LayerIndex) -> Float[Array, "B T N H"]:
         """q R^-T, each query head by its KV head's R; float32 unless it is q itself."""
@@ -147,12 +183,21 @@ class Basis:
     value: SideBasis
     exact_layers: tuple[int, ...] = field(metadata={"static": True})
 
+    def moved(self, first: Int[Array, ""] | int) -> "Basis":
+        """For sequences whose first token stands at the rotary position ``first``."""
+        key = self.key
+        if key.mean is None or key.frequency is None or (isinstance(first, int) and first == 0):
+            return self
+        cos, sin = angles(key.frequency[0], jnp.asarray(first)[None])
+        mean = rotate(key.mean, cos, sin)
+        return dataclasses.replace(self, key=dataclasses.replace(key, mean=mean))
+
     def layer(self, layer: int) -> tuple[SideBasis, SideBasis]:
         """The sides of one layer; an exact one keeps everything as it is."""
         return (_PLAIN, _PLAIN) if layer in self.exact_layers else (self.key, self.value)
 
 
-_PLAIN = SideBasis(None, None, None, None, None, None, EXACT)
+_PLAIN = SideBasis(None, None, None, None, None, None, None, EXACT)
 
 
 def _turned(x: Float[Array, "B T N H"], R: Float[Array, "k H H"] | None) -> Float[Array, "B T N H"]:
@@ -165,8 +210,16 @@ def _turned(x: Float[Array, "B T N H"], R: Float[Array, "k H H"] | None) -> Floa
     return turned.reshape(x.shape)
 
 
-def make_basis(spec: CacheSpec, shape: CacheShape, calibration: Calibration | None) -> Basis:
-    """The basis of a spec; refuses one that needs a calibration it is not given."""
+def make_basis(
+    spec: CacheSpec,
+    shape: CacheShape,
+    calibration: Calibration | None,
+    frequency: Float[np.ndarray, " H/2"] | None = None,
+) -> Basis:
+    """The basis of a spec; refuses one that needs a calibration it is not given.
+
+    ``frequency`` is that of the model's rotary pairs; None is one without rotary positions.
+    """
     found = calibration or Calibration()
     rotations = {spec.key.rotation, spec.value.rotation}.intersection(CALIBRATED_ROTATIONS)
     if found.method and rotations and found.method not in methods_for(spec):
@@ -174,11 +227,11 @@ def make_basis(spec: CacheSpec, shape: CacheShape, calibration: Calibration | No
             f"this cache turns with rotation {' and '.join(sorted(rotations))}, and the "
             f"calibration is of method {found.method}: make one with `{calibrate_command(spec)}`"
         )
-    return Basis(
-        _side("key", spec, shape, found.key, seed=0),
-        _side("value", spec, shape, found.value, seed=1),
-        spec.exact_layers,
-    )
+    key = _side("key", spec, shape, found.key, seed=0)
+    if key.mean is not None:
+        frequency = np.zeros(shape.head_dim // 2) if frequency is None else frequency
+        key = dataclasses.replace(key, frequency=jnp.asarray(frequency, jnp.float32)[None])
+    return Basis(key, _side("value", spec, shape, found.value, seed=1), spec.exact_layers)
 
 
 def _side(name: str, cache: CacheSpec, shape: CacheShape, found: SideCalibration, seed: int):
@@ -219,12 +272,12 @@ def _side(name: str, cache: CacheSpec, shape: CacheShape, found: SideCalibration
     if spec.clip < 1:
         clip = jnp.full(L, spec.clip) if found.clip is None else need("clip", L)
     mean = need("mean", L, K, H).astype(jnp.float32) if spec.center else None
-    basis = SideBasis(mean, rotation, dual, clip, None, allocation, spec)
+    basis = SideBasis(mean, None, rotation, dual, clip, None, allocation, spec)
     if not spec.centroids:
         return basis
     # Distances are the same in every basis: so are the tokens that share a centroid.
     given = need("centroids", L, spec.centroids, K, H).astype(jnp.float32)
-    centroids = jnp.stack([basis.enter(given[layer][None], layer)[0] for layer in range(L)])
+    centroids = jnp.stack([basis.enter(given[layer][None], layer, None)[0] for layer in range(L)])
     return dataclasses.replace(basis, centroids=centroids)
 
 

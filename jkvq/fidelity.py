@@ -30,6 +30,7 @@ from jkvq.reconstruct import (
     mix,
     scores,
 )
+from jkvq.rotary import angles, rotated_dots
 
 _TOP = 10  # tokens whose overlap is measured
 _OFFSETS = np.linspace(-1024, 1024, 50)  # Block-GTQ, appendix B.3
@@ -186,12 +187,9 @@ def _rope_score(config: ModelConfig, kept: LayerReconstruction, q, k, v):
     """Mean |q R e| over offsets: both carry the rotation of their token, which cancels."""
     q, k, v = (x.astype(jnp.float32) for x in (q, k, v))
     error = kept.coded(k, v)[0] - k
-    a, b = jnp.split(q.reshape(len(q), k.shape[1], -1, q.shape[-1]), 2, axis=-1)  # [T, K, G, h]
-    c, d = (half[:, :, None] for half in jnp.split(error, 2, axis=-1))
-    cos, sin = rotary_angles(config, jnp.asarray(_OFFSETS, jnp.float32)[None])
-    turned = jnp.einsum("tkgh,oh->tkgo", a * c + b * d, cos[0], precision="highest")
-    turned += jnp.einsum("tkgh,oh->tkgo", b * c - a * d, sin[0], precision="highest")
-    return jnp.abs(turned).mean()
+    q = q.reshape(len(q), k.shape[1], -1, q.shape[-1])  # [T, K, G, H]
+    turns = angles(jnp.asarray(config.rope_frequency), jnp.asarray(_OFFSETS))
+    return jnp.abs(rotated_dots(q, error[:, :, None], *turns)).mean()
 
 
 @jax.jit

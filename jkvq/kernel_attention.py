@@ -7,6 +7,7 @@ from jaxtyping import Array, Float
 
 from jkvq.cache import Chunk, KVCache, Stack, Windows, page_of
 from jkvq.layer_cache import LayerCache
+from jkvq.page_means import mean_scores
 from jkvq.pallas_kernels.codecs import FloatCodec
 from jkvq.pallas_kernels.decode import decode, merge_partials, plan_decode
 from jkvq.pallas_kernels.device import decode_config, write_config
@@ -27,18 +28,23 @@ def attend_prefill(
     spec, length, key = view.spec, view.cache.length, view.key
     # cuDNN takes 16 bits: for a model in float32 that would be a loss.
     fused = "cudnn" if q.dtype == jnp.bfloat16 and not interpret else "xla"
-    # Keys that are centred, if those of the cache are, but not turned: q . k is the same.
-    centred = key.centre(k, view.layer).astype(k.dtype)
-    parts = [self_attention(q, centred, v, scale=scale, fused=fused)]
+    parts = [self_attention(q, k, v, scale=scale, fused=fused)]
     turned, old = key.turn(q, view.layer), view.exact_tokens()
-    boundary = spec.packed(length)
+    boundary, mean = spec.packed(length), None
     if old is not None:
-        seen = seen_exactly(spec, view.exact_positions(), boundary[:, None])[:, 0]
-        parts.append(exact_attention(turned, *old, seen, scale=scale, fused=fused))
+        held, position = old[0], view.exact_positions()
+        if key.mean is not None:
+            held = held + key.entered_mean(view.layer, spec.middle(position))
+        seen = seen_exactly(spec, position, boundary[:, None])[:, 0]
+        parts.append(exact_attention(turned, held, old[1], seen, scale=scale, fused=fused))
     writes = functools.partial(_write_pages, interpret=interpret)
-    stack = store_chunk(view, key.enter(k, view.layer), v, old, chunk, writes)
+    entered = key.enter(k, view.layer, spec.middle(chunk.position))
+    stack = store_chunk(view, entered, v, old, chunk, writes)
+    if key.mean is not None:
+        number = jnp.arange(view.cache.block_table.shape[1])
+        mean = key.entered_mean(view.layer, spec.page_middle(number)[None])[0]
     pages = stack.key, stack.value, *view.codecs, view.index, view.cache.block_table
-    parts.append(prefix_attention(turned, *pages, boundary, scale=scale, fused=fused))
+    parts.append(prefix_attention(turned, *pages, boundary, mean, scale=scale, fused=fused))
     return merge_all(parts)[0], view.with_stack(stack)
 
 
@@ -65,6 +71,7 @@ def attend_token(
     """A new token of each sequence is stored, and sees itself and all others as they are stored."""
     spec, (key, value) = view.spec, view.codecs
     K, p = view.stack.key.kv_heads, spec.page
+    shifts = mean_scores(view, q)
     store = _store_by_windows if spec.windowed else _store_in_pages
     stack, q = store(view, q, k, v, chunk, interpret=interpret)
     boundary = jnp.where(chunk.real, spec.packed(chunk.position + 1), 0)
@@ -72,7 +79,8 @@ def attend_token(
     plan = plan_decode(boundary[:, 0], page=p, kv_heads=K, config=config)
     pages = stack.key, stack.value, key, value, view.index, view.cache.block_table
     run = functools.partial(decode, q[:, 0], scale=scale, interpret=interpret)
-    parts = [run(*pages, plan, config=config)]
+    shift = None if shifts is None else shifts.shift()
+    parts = [run(*pages, plan, shift, config=config)]
     if stack.windows is not None:
         length = view.cache.length + chunk.count
         held = held_positions(spec, length)
@@ -82,7 +90,8 @@ def attend_token(
         plan = plan_decode(used, page=p, kv_heads=K, config=config, seen=seen)
         windows = Packed(stack.windows.key), Packed(stack.windows.value), _EXACT, _EXACT
         table = window_table(spec, view.cache.row)
-        parts.append(run(*windows, view.index, table, plan, config=config))
+        shift = None if shifts is None else shifts.shift(held)
+        parts.append(run(*windows, view.index, table, plan, shift, config=config))
     out, _ = merge_partials(parts, q.shape[2], interpret=interpret)
     return out[:, None], view.with_stack(stack)
 
@@ -90,9 +99,10 @@ def attend_token(
 def _store_in_pages(view: LayerCache, q, k, v, chunk: Chunk, *, interpret: bool):
     """The stack with the new tokens in their pages, and the queries turned."""
     page, slot = page_of(view.cache, chunk.position, chunk.real)
-    turn = view.key.of_layer(view.layer)
+    middle = view.spec.middle(chunk.position)
+    turn = view.key.of_layer(view.layer, middle)
     if not all(map(writable, view.codecs)):
-        k, q = view.key.enter(k, view.layer), view.key.turn(q, view.layer)
+        k, q = view.key.enter(k, view.layer, middle), view.key.turn(q, view.layer)
         return Stack(*write_plainly(view, k, v, page, slot, chunk.real), None), q
     stack, (key, value) = view.stack, view.codecs
     key, value, turned = write(
@@ -119,7 +129,7 @@ def _store_by_windows(view: LayerCache, q, k, v, chunk: Chunk, *, interpret: boo
 
     at = chunk.position
     slot = jnp.where(at < spec.sink, at, slot_of(spec, at - spec.sink))
-    turn = view.key.of_layer(view.layer)
+    turn = view.key.of_layer(view.layer, spec.middle(at))
     key, value, turned = write(
         Side(Packed(windows.key), k, _EXACT, turn),
         Side(Packed(windows.value), v, _EXACT),

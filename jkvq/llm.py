@@ -120,7 +120,7 @@ def _require_same_weights(calibration: Calibration | None, params: Params) -> No
 def checked_basis(config: ModelConfig, spec: CacheSpec, calibration: Calibration | None) -> Basis:
     """The basis of a spec for a model; refuses a spec that the model cannot have."""
     spec.check(config.layers, config.head_dim, config.context)
-    return make_basis(spec, config.cache_shape, calibration)
+    return make_basis(spec, config.cache_shape, calibration, config.rope_frequency)
 
 
 def compute_dtype(name: str | None):

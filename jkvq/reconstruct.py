@@ -73,10 +73,11 @@ class TokenWiseLayer:
 
     def _through(self, k, v, change):
         """Keys and values taken to the basis of the cache, changed there, and taken back."""
+        middle = self.spec.middle(jnp.arange(len(k))[None])
 
         def through(side: SideBasis, x):
-            x = side.leave(change(side, side.enter(x.astype(jnp.float32)[None], 0)), 0)
-            return (x if side.mean is None else x + side.mean[0][None, None])[0]
+            x = side.leave(change(side, side.enter(x.astype(jnp.float32)[None], 0, middle)), 0)
+            return (x if side.mean is None else x + side.mean_at(0, middle))[0]
 
         return through(self.key, k), through(self.value, v)
 

@@ -29,7 +29,7 @@ class SideSpec:
     bits: per code; for the codec "float" 16 is bfloat16 and 32 float32.
     codec: "float"; "affine" (scale and lo for each group); "lloyd" (norm and Lloyd-Max levels).
     group: channels that share a scale and lo; None is the whole head.
-    center: subtract the mean of a calibration text.
+    center: subtract the mean of a calibration text; that of keys turns with their page's position.
     rotation: of the channels of a head. "bdr16" ... "bdr128" are block Hadamard; "saw" is that of
         the largest order up to 128, "hadamard" that of the whole head, "random" a seeded one;
         "balanced", "oscar" and "hessian" come from calibration; "balanced" also stretches and
@@ -74,6 +74,8 @@ class SideSpec:
         coded = self.codec != "float"
         require(coded or self.step == "min-max", "step", "only with codec affine or lloyd")
         require(affine or self.centroids == 0, "centroids", "only with codec affine")
+        held = self.center and self.centroids > 0
+        require(not held, "center", "false with centroids, which hold the mean")
         blocks = self.allocation == "blocks"
         require(self.codec == "lloyd" or not blocks, "allocation", "blocks only with codec lloyd")
         require(not blocks or self.rotation == "random", "rotation", "random with blocks")
@@ -136,6 +138,18 @@ class CacheSpec:
             return length
         over = length - self.sink - self.recent
         return (over + abs(over)) >> 1 & -self.page  # whole pages, and at least 0
+
+    def page_number(self, position):
+        """Of tokens, numbers or an array: packed ones' pages from 0 on, the sink's below."""
+        return (position - self.sink) // self.page
+
+    def page_middle(self, number):
+        """The position of the middle of pages."""
+        return self.sink + number * self.page + self.page // 2
+
+    def middle(self, position):
+        """The middle of the pages of tokens."""
+        return self.page_middle(self.page_number(position))
 
     def of_layer(self, layer: int) -> "CacheSpec":
         """The spec of one layer."""

@@ -9,6 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+from jaxtyping import Float
+
 from jkvq.cache_shape import CacheShape
 from jkvq.errors import UserError
 
@@ -45,6 +48,13 @@ class ModelConfig:
             )
         if self.head_dim % 2:
             raise UserError(f"head_dim={self.head_dim}: rotary embedding needs an even number")
+
+    @property
+    def rope_frequency(self) -> Float[np.ndarray, " H/2"]:
+        """Of each rotary pair: the angle by which it turns from one position to the next."""
+        exponent = np.arange(self.head_dim // 2) * 2.0 / self.head_dim
+        frequency = self.rope_theta**-exponent / np.asarray(self.rope_divisors)
+        return frequency.astype(np.float32)
 
     @property
     def cache_shape(self) -> CacheShape:

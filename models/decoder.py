@@ -10,7 +10,6 @@ from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
@@ -20,6 +19,7 @@ from jkvq.cache import KVCache, next_chunk
 from jkvq.layer_cache import LayerCache
 from jkvq.models.config import ModelConfig
 from jkvq.pallas_kernels.device import Implementation
+from jkvq.rotary import angles, rotate
 
 Params = dict[str, Any]
 
@@ -151,19 +151,7 @@ class Decoder(nnx.Module):
 
 def rotary_angles(config: ModelConfig, position: Int[Array, "B T"]):
     """(cos, sin), each float32 [B, T, H/2], of the angle of every rotary pair."""
-    exponent = np.arange(config.head_dim // 2) * 2.0 / config.head_dim
-    frequency = config.rope_theta**-exponent / np.asarray(config.rope_divisors)
-    frequency = jnp.asarray(frequency, jnp.float32)
-    angle = position.astype(jnp.float32)[..., None] * frequency[None, None]
-    return jnp.cos(angle), jnp.sin(angle)
-
-
-def rotate(x: Float[Array, "B T N H"], cos: Float[Array, "B T h"], sin: Float[Array, "B T h"]):
-    """Rotary positions by halves: channels i and i + H/2 are a pair."""
-    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-    cos, sin = cos[:, :, None], sin[:, :, None]
-    turned = [first * cos - second * sin, second * cos + first * sin]
-    return jnp.concatenate(turned, axis=-1).astype(x.dtype)
+    return angles(jnp.asarray(config.rope_frequency), position)
 
 
 def _precision(x: Array) -> str | None:
@@ -205,6 +193,7 @@ def forward(
     cache with the tokens stored.
     """
     chunk, scale = next_chunk(cache, count, tokens.shape[1]), config.head_dim**-0.5
+    basis = basis.moved(first)
 
     def over_cache(layer, q, k, v, cache):
         view = LayerCache.of(cache, basis, layer)

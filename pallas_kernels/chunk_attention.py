@@ -1,6 +1,8 @@
 """chunk_attention: attention of queries over exact keys and values, under any mask.
 
-out[t] = sum_s softmax_s(scale * q[t] . k[s]) v[s] over the s that t may see, in float32.
+out[t] = sum_s softmax_s(scale * (q[t] . k[s] + shift[t, s])) v[s]
+
+over the s that t may see, in float32.
 """
 
 import jax
@@ -13,6 +15,7 @@ def chunk_attention(
     k: Float[Array, "B S K H"],
     v: Float[Array, "B S K H"],
     visible: Bool[Array, "B T S"],
+    shift: Float[Array, "B T N S"] | None = None,
     *,
     scale: float,
 ) -> tuple[Float[Array, "B T N H"], Float[Array, "B T N"]]:
@@ -26,6 +29,8 @@ def chunk_attention(
     k, v = (jnp.where(real, x.astype(jnp.float32), 0.0) for x in (k, v))
     q = q.astype(jnp.float32).reshape(B, T, K, N // K, H) * scale
     scores = jnp.einsum("btkgh,bskh->bkgts", q, k, precision="highest")
+    if shift is not None:
+        scores += shift.reshape(B, T, K, N // K, -1).transpose(0, 2, 3, 1, 4) * scale
     scores = jnp.where(visible[:, None, None], scores, -jnp.inf)
     lse = jax.nn.logsumexp(scores, axis=-1)
     weights = jnp.exp(scores - jnp.where(jnp.isneginf(lse), 0.0, lse)[..., None])

@@ -1,6 +1,6 @@
 """decode: attention of one query token per sequence over its stored tokens, straight from codes.
 
-    out[b] = sum_s softmax_s(scale * q[b] . k[s]) v[s]
+    out[b] = sum_s softmax_s(scale * (q[b] . k[s] + shift[b, s])) v[s]
 
 The work of all sequences is cut into equal shares (work.py), one program each per KV head, which
 reads its pages as tiles (tiles.py) with a running softmax and leaves a partial result for every
@@ -10,7 +10,7 @@ work is the same for all layers: make it once a step.
 
 import functools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import jax
 import jax.numpy as jnp
@@ -73,6 +73,20 @@ def plan_decode(
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
+class Shift:
+    """What is added to q . k: the same for all tokens that share a number.
+
+    scores: by query head and number.
+    number: of each slot of a sequence's pages; None counts the pages, from ``first`` on.
+    """
+
+    scores: Float[Array, "B N P"]
+    number: Int[Array, "B slots"] | None = None
+    first: int = field(default=0, metadata={"static": True})
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
 class Partials:
     """Partial results: row r N + n is query head n of partial result r; lse is to base 2."""
 
@@ -90,6 +104,7 @@ def decode(
     layer: LayerIndex,
     block_table: Int[Array, "B M"],
     plan: Plan,
+    shift: Shift | None = None,
     *,
     scale: float,
     config: Config,
@@ -120,6 +135,7 @@ def decode(
         "q": q,
         "key": codec_operands(keys, key_codec),
         "value": codec_operands(values, value_codec),
+        "shift": shift,
     }
     # Programs store whole tiles of rows, of which the last are masked: leave room for them.
     rows = (shares + B - 1) * N + ROWS
@@ -172,7 +188,7 @@ class _Program:
     def _attend(self, inputs: dict, head, share, b):
         """The softmax's sum, lse and output tiles of what a share has of a sequence."""
         H, p = inputs["q"].shape[2], self.page
-        layer, plan = inputs["layer"][0], inputs["plan"]
+        layer, plan, shift = inputs["layer"][0], inputs["plan"], inputs["shift"]
         keys, values = (
             make_tiles(
                 codec, inputs[side], H, head, exact_query=self.exact_query, interpret=self.interpret
@@ -192,23 +208,40 @@ class _Program:
 
         query = keys.query(load_query, self.scale)
 
+        def shift_of(i):
+            """Of page i, or of the last one where that is past the end: [ROWS, 1 or p]."""
+            if shift is None:
+                return None
+            if shift.number is None:
+                number = jnp.full(1, shift.first + i, jnp.int32)
+            else:
+                slot = i * p + jnp.arange(p, dtype=jnp.int32)
+                number = shift.number[b, jnp.minimum(slot, shift.number.shape[1] - 1)]
+            number = jnp.minimum(number, shift.scores.shape[2] - 1)
+            return shift.scores[b, head * self.group + row, number[None]]
+
         def one_page(i, carry):
-            top, norm, acc = carry
+            top, norm, acc, by = carry
+            after = shift_of(i + 1)  # a page ahead, as nothing hides how long a load takes
             page = inputs["table"][b, i]
             key, value = (Page(inputs[side], (layer, page, head), p) for side in ("key", "value"))
             token = i * p + jnp.arange(p, dtype=jnp.int32)
             real = token < length
             if plan.seen is not None:
                 real = real & (plan.seen[b, token] > 0)
-            scores = jnp.where(real[None], keys.scores(query, key), -jnp.inf)
+            scores = keys.scores(query, key)
+            if by is not None:
+                scores = scores + self.scale * by
+            scores = jnp.where(real[None], scores, -jnp.inf)
             new_top = jnp.maximum(top, scores.max(1))
             decay = jnp.exp2(top - new_top)
             weights = jnp.exp2(scores - new_top[:, None])
             acc = values.add(acc, weights, decay, value, real)
-            return new_top, norm * decay + weights.sum(1), acc
+            return new_top, norm * decay + weights.sum(1), acc, after
 
         nothing = jnp.full(ROWS, _NOTHING, jnp.float32), jnp.zeros(ROWS, jnp.float32)
-        top, norm, acc = lax.fori_loop(first, last, one_page, (*nothing, values.zero()))
+        start = (*nothing, values.zero(), shift_of(first))
+        top, norm, acc, _ = lax.fori_loop(first, last, one_page, start)
         lse = top + jnp.log(norm) * _LOG2E
         return jnp.where(norm > 0, norm, 1.0), lse, values.finish(acc)
 

@@ -43,18 +43,23 @@ def paged_attention(
     layer: LayerIndex,
     block_table: Int[Array, "B M"],
     length: Int[Array, "B T"],
+    shift: Float[Array, "B T N M"] | None = None,
     *,
     scale: float,
 ) -> tuple[Float[Array, "B T N H"], Float[Array, "B T N"]]:
     """(out, lse) in float32; a query that sees no token gets (0, -inf).
 
+    ``shift`` is added to q . k for all tokens of a page.
     Slots at and past ``length``, and pages the block table does not name, may hold anything.
     """
     B, T, N, H = q.shape
     K, p = keys.kv_heads, keys.page
     G = N // K
     round_pages = max(1, min(_BLOCK // p, block_table.shape[1]))
-    block_table = jnp.pad(block_table, ((0, 0), (0, -block_table.shape[1] % round_pages)))
+    padding = 0, -block_table.shape[1] % round_pages
+    block_table = jnp.pad(block_table, ((0, 0), padding))
+    if shift is not None:
+        shift = jnp.pad(shift * scale, (*[(0, 0)] * 3, padding)).reshape(B, T, K, G, -1)
     q = q.astype(jnp.float32).reshape(B, T, K, G, H) * scale
 
     def one_round(i, carry):
@@ -64,6 +69,9 @@ def paged_attention(
         visible = token[None, None] < length[..., None]  # [B, T, S]
         real = visible.any(1)
         scores = key_decoder.dot(q, load_pages(keys, layer, pages), real)
+        if shift is not None:
+            each = jax.lax.dynamic_slice_in_dim(shift, i * round_pages, round_pages, axis=-1)
+            scores += jnp.repeat(each, p, axis=-1)
         scores = jnp.where(visible[:, :, None, None], scores, -jnp.inf)
         new_top = jnp.maximum(top, scores.max(-1))
         base = jnp.where(jnp.isneginf(new_top), 0.0, new_top)

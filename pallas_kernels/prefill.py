@@ -64,15 +64,22 @@ def prefix_attention(
     layer: LayerIndex,
     block_table: Int[Array, "B M"],
     length: Int[Array, " B"],
+    mean: Float[Array, "M K H"] | None = None,
     *,
     scale: float,
     fused: Fused,
 ) -> tuple[Float[Array, "B T N H"], Float[Array, "B T N"]]:
-    """(out, lse) in float32 over the first ``length[b]`` stored tokens of sequence b."""
+    """(out, lse) in float32 over the first ``length[b]`` stored tokens of sequence b.
+
+    ``mean`` is what the keys of each page are stored without.
+    """
     B, T, N, H = q.shape
     p = keys.page
     pages = max(1, min(_BLOCK // B // p, block_table.shape[1]))
-    block_table = jnp.pad(block_table, ((0, 0), (0, -block_table.shape[1] % pages)))
+    padding = 0, -block_table.shape[1] % pages
+    block_table = jnp.pad(block_table, ((0, 0), padding))
+    if mean is not None:
+        mean = jnp.pad(mean, (padding, (0, 0), (0, 0)))
     narrow = _narrow(fused)
     q = q.astype(narrow)
 
@@ -81,9 +88,13 @@ def prefix_attention(
         count = jnp.clip(length - i * pages * p, 0, pages * p)
         real = jnp.arange(pages * p)[None] < count[:, None]
         k, v = (
-            codec.decode(load_pages(side, layer, ids), real).astype(narrow)
+            codec.decode(load_pages(side, layer, ids), real)
             for side, codec in ((keys, key_codec), (values, value_codec))
         )
+        if mean is not None:
+            each = jax.lax.dynamic_slice_in_dim(mean, i * pages, pages, axis=0)
+            k = k + jnp.repeat(each, p, axis=0)[None]
+        k, v = (x.astype(narrow) for x in (k, v))
         some = jnp.maximum(count, 1)  # a query must see something; it is left out below
         part = _fused(q, k, v, scale=scale, fused=fused, lengths=some)
         return merge(*carry, *_only_where(count > 0, *part))

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
-from jaxtyping import Array, Bool, Float, Int, UInt16
+from jaxtyping import Array, Bool, Float, Float16, Int, UInt16
 
 from jkvq.pallas_kernels import affine
 from jkvq.pallas_kernels.affine_tiles import clip_tile, nearest_levels, to_integers
@@ -33,6 +33,7 @@ from jkvq.pallas_kernels.words import GREATEST, as_bfloat16
 class Turn:
     """What happens to a token before it is coded: x -> (x - mean) R; None leaves a part out.
 
+    ``standing`` turns the mean by a rotary position: (cos, sin) of each token's.
     Queries meet such tokens as q R^-T, the rotation's dual: R itself if it is orthogonal. The
     arrays are those of all layers, or one for all, and ``layer`` says whose turn it is: the kernel
     reads what it needs, and nothing is sliced or converted layer by layer.
@@ -42,6 +43,7 @@ class Turn:
     rotation: Float[Array, "L K H H"] | Float[Array, "1 1 H H"] | None = None
     dual: Float[Array, "L K H H"] | Float[Array, "1 1 H H"] | None = None
     layer: LayerIndex = 0
+    standing: tuple[Float16[Array, "B T H/2"], Float16[Array, "B T H/2"]] | None = None
 
     def own(self, name: str) -> Array | None:
         """A part, of this layer."""
@@ -185,6 +187,8 @@ def _operands(side: Side) -> dict:
     operands["turn"] = _scalar(side.turn.layer)
     if side.turn.mean is not None:
         operands["mean"] = side.turn.mean
+    if side.turn.standing is not None:
+        operands["standing"] = [x.reshape(-1, x.shape[-1]) for x in side.turn.standing]
     if side.turn.rotation is not None:
         operands["rotation"] = side.turn.rotation.astype(jnp.float16)
         found = _columns(side.codec, side.turn.rotation.shape[-1])
@@ -321,6 +325,7 @@ def _loader(operands: dict, head, column=None):
         R = _matrix(operands["rotation"], turn, head)  # its columns are those asked for
     channel = jnp.arange(H, dtype=jnp.int32) if R is not None or column is None else column
     channel = channel[None]
+    centre = _centre(operands, turn, head, channel) if "mean" in operands else None
 
     def load(layer, token):
         if held:
@@ -329,11 +334,27 @@ def _loader(operands: dict, head, column=None):
         else:
             x = source[token[:, None], head, channel]
         x = x.astype(jnp.float32)
-        if "mean" in operands:
-            x = x - operands["mean"][turn, head, channel]
+        if centre is not None:
+            x = x - centre(token)
         return x if R is None else dot(x.astype(jnp.float16), R, (1, 0))
 
     return load
+
+
+def _centre(operands: dict, layer, head, channel):
+    """The mean of tokens, [tokens or 1, H], where it stands."""
+    ref, half = operands["mean"], operands["mean"].shape[-1] // 2
+    mean = ref[layer, head, channel]
+    if "standing" not in operands:
+        return lambda token: mean
+    # Of a pair's channels, i and i + half, the second one is added to the first with a minus.
+    other = ref[layer, head, (channel + half) % (2 * half)] * jnp.where(channel < half, -1.0, 1.0)
+
+    def centre(token):
+        cos, sin = (x[token[:, None], channel % half] for x in operands["standing"])
+        return mean * cos.astype(jnp.float32) + other * sin.astype(jnp.float32)
+
+    return centre
 
 
 def _store(ref, layer, head, slot: tuple, first: int, words):

@@ -25,7 +25,7 @@ from jkvq.cache_shape import CacheShape
 from jkvq.pallas_kernels import decode as decoding
 from jkvq.pallas_kernels import write as writing
 from jkvq.pallas_kernels.codecs import FloatCodec
-from jkvq.pallas_kernels.decode import decode, merge_partials, plan_decode
+from jkvq.pallas_kernels.decode import Shift, decode, merge_partials, plan_decode
 from jkvq.pallas_kernels.device import decode_config, write_config
 from jkvq.pallas_kernels.packed import Packed
 from jkvq.pallas_kernels.prefill import prefix_attention
@@ -46,6 +46,7 @@ WORKLOADS = {
 CACHES = "bf16,int8,int4,int3,int2,saw-int4,oscar-int2,jkvq-int2,jkvq-int4,tq-k3v3,blockgtq-k3v3"
 WRITES = "bf16,int4,saw-int4,oscar-int2,jkvq-int2,jkvq-int4"
 EXACT = FloatCodec(jnp.float16)
+FREQUENCY = 1e6 ** -(np.arange(H // 2) * 2 / H)  # of rotary pairs
 
 
 CALLS = 10  # that are compiled, one after the other
@@ -128,7 +129,7 @@ class Sequences:
 
     def __init__(self, spec: CacheSpec, B: int, S: int, K: int, lengths=None):
         self.spec, shape = spec, CacheShape(1, K, H)
-        self.basis = make_basis(spec, shape, made_up(shape, spec.key.bits))
+        self.basis = make_basis(spec, shape, made_up(shape, spec.key.bits), FREQUENCY)
         self.codecs = self.basis.key.codec(0), self.basis.value.codec(0)
         self.lengths = np.full(B, S) if lengths is None else lengths
         count = -(-self.lengths // spec.page)
@@ -189,21 +190,30 @@ def time_decode(
             seen=jnp.broadcast_to(jnp.arange(slots)[None] < exact, (B, slots)),
         )
         table = window_table(spec, jnp.arange(B, dtype=jnp.int32))
+    key, columns = data.basis.key, data.table.shape[1]
+    # The pages of packed tokens and those of the windows, which each sequence has elsewhere
+    middle = spec.page_middle(jnp.arange(columns + table.shape[1]))
+    slot_page = columns + jnp.arange(table.shape[1] * spec.page) // spec.page
+    slot_page = jnp.broadcast_to(slot_page, (B, slot_page.size))
     q = jax.random.normal(jax.random.key(3), (B, K * G, H), jnp.bfloat16)
     if data.basis.key.rotation is not None:
         q = q.astype(jnp.float32)  # as the write kernel turns it
 
-    def attend(q, keys, values, block_table, plan, windows, window_plan):
-        args = keys, values, *data.codecs, 0, block_table, plan
+    def attend(q, keys, values, block_table, plan, windows, window_plan, slot_page):
+        shift = window_shift = None
+        if key.mean is not None:
+            scores = key.mean_scores(q[:, None], 0, middle)[:, 0]
+            shift, window_shift = Shift(scores), Shift(scores, slot_page)
+        args = keys, values, *data.codecs, 0, block_table, plan, shift
         parts = [decode(q, *args, scale=H**-0.5, config=config)]
         if windows is not None:
-            exact = EXACT, EXACT, 0, table, window_plan
+            exact = EXACT, EXACT, 0, table, window_plan, window_shift
             args = windows[0], windows[1], *exact
             parts.append(decode(q, *args, scale=H**-0.5, config=window_config))
         out, _ = merge_partials(parts, q.shape[1])
         return q + (out * 1e-30).astype(q.dtype)
 
-    args = q, data.keys, data.values, data.table, plan, data.windows, window_plan
+    args = q, data.keys, data.values, data.table, plan, data.windows, window_plan, slot_page
     return timed(attend, *args), data.nbytes
 
 
@@ -212,7 +222,7 @@ def time_write(
 ) -> float:
     """Microseconds to store tokens of 8 heads, keys and values; with or without their queries."""
     shape = CacheShape(1, 8, H)
-    basis = make_basis(spec, shape, made_up(shape, spec.key.bits))
+    basis = make_basis(spec, shape, made_up(shape, spec.key.bits), FREQUENCY)
     pages = max(tokens // spec.page, tokens if tokens < 1024 else 0) + 1
     stack = abstract_stacks(spec, shape, pages, 1)[0]
     k, v = (jax.random.normal(jax.random.key(i), (1, tokens, 8, H), jnp.bfloat16) for i in (0, 1))
@@ -222,10 +232,11 @@ def time_write(
     page = order[at // spec.page] if tokens >= 1024 else order[at]
     page, slot = (jnp.asarray(x[None], jnp.int32) for x in (page, at % spec.page))
     config = config or write_config(tokens)
+    turn = basis.key.of_layer(0, spec.page_middle(page))
 
-    def store(state, basis, k, v, q, page, slot):
+    def store(state, basis, turn, k, v, q, page, slot):
         key, value, _ = write(
-            Side(state[0], k, basis.key.codec(0), basis.key.of_layer(0)),
+            Side(state[0], k, basis.key.codec(0), turn),
             Side(state[1], v, basis.value.codec(0), basis.value.of_layer(0)),
             *(0, page, slot),
             queries=q if queries else None,
@@ -234,7 +245,7 @@ def time_write(
         return key, value
 
     state = tuple(random_pages(x, jax.random.key(3)) for x in (stack.key, stack.value))
-    return timed(store, state, basis, k, v, q, page, slot, rounds=20)
+    return timed(store, state, basis, turn, k, v, q, page, slot, rounds=20)
 
 
 def time_prefill(cache: str | None) -> tuple[float, int]:

@@ -183,6 +183,19 @@ def lloyd(x, widths, levels, *, fitted):
     return np.array(codes), np.array(units, np.float64)
 
 
+def rope(
+    x: np.ndarray, position: np.ndarray, frequency: np.ndarray, floats: type = np.float64
+) -> np.ndarray:
+    """x [T, N, H] turned by these positions, a pair of channels as one complex number.
+
+    ``floats`` is what cos and sin are rounded to.
+    """
+    half, angle = len(frequency), np.outer(position, frequency)
+    turn = (np.cos(angle).astype(floats) + 1j * np.sin(angle).astype(floats))[:, None]
+    turned = (x[..., :half] + 1j * x[..., half:]) * turn
+    return np.concatenate([turned.real, turned.imag], axis=-1)
+
+
 def attention(q, k, v, visible, scale):
     """q [T, N, H] over k, v [S, K, H] where visible [T, S]; (out [T, N, H], lse [T, N])."""
     q, k, v = (np.asarray(x, np.float64) for x in (q, k, v))

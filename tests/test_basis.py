@@ -1,3 +1,4 @@
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.linalg
@@ -7,6 +8,7 @@ from jkvq.basis import Calibration, SideCalibration, make_basis
 from jkvq.cache_shape import CacheShape
 from jkvq.spec import parse_spec
 from tests.made_up import SHAPE, random_calibration
+from tests.reference import rope
 
 
 @pytest.mark.parametrize(
@@ -32,14 +34,35 @@ def test_a_calibration_of_another_model_is_refused():
 
 def test_centroids_are_brought_into_the_stored_basis():
     made_up = random_calibration()
-    basis = make_basis(parse_spec("kmeans16-bdr-int4,key.center=true"), SHAPE, made_up)
+    basis = make_basis(parse_spec("kmeans16-bdr-int4"), SHAPE, made_up)
     assert made_up.key.centroids is not None
-    assert made_up.key.mean is not None
     assert basis.key.centroids is not None
     R = scipy.linalg.hadamard(128) / np.sqrt(128)
-    wanted = (made_up.key.centroids - made_up.key.mean[:, None]).astype(np.float64) @ R
+    wanted = made_up.key.centroids.astype(np.float64) @ R
     np.testing.assert_allclose(basis.key.centroids, wanted, atol=1e-4)
     np.testing.assert_array_equal(basis.value.centroids, made_up.value.centroids)
+
+
+@pytest.mark.parametrize("first", [0, 500])
+def test_a_mean_of_keys_stands_in_the_middle_of_pages(first):
+    made_up, frequency = random_calibration(), np.geomspace(1, 1e-4, 64)
+    basis = make_basis(parse_spec("saw-int4,center=true"), SHAPE, made_up, frequency).moved(first)
+    middle = np.array([32, 96, 7000])
+    x, q = (
+        jnp.asarray(np.random.default_rng(0).normal(size=shape), jnp.float32)
+        for shape in ((3, 2, 128), (1, 1, 6, 128))
+    )
+    assert made_up.key.mean is not None
+    mean = np.broadcast_to(made_up.key.mean[1].astype(np.float64), x.shape)
+    mean = rope(mean, middle + first, frequency)
+    R = scipy.linalg.hadamard(128) / np.sqrt(128)
+    at = 1, jnp.asarray(middle)[None]
+    # Angles are float32 numbers of thousands, cos and sin float16 ones.
+    np.testing.assert_allclose(basis.key.enter(x[None], *at)[0], (x - mean) @ R, atol=1e-2)
+    np.testing.assert_allclose(basis.key.entered_mean(*at)[0], mean @ R, atol=1e-2)
+    scores = basis.key.mean_scores(q, 1, jnp.asarray(middle))
+    wanted = np.einsum("nh,snh->ns", q[0, 0], np.repeat(mean, 3, axis=1))
+    np.testing.assert_allclose(scores[0, 0], wanted, atol=2e-2)
 
 
 def test_digits_mix_quarters_and_give_all_widths_one_step():

@@ -11,9 +11,15 @@ ROOT = Path(__file__).parents[1]
 RANKS = [
     ["jkvq.drafted", "jkvq.errors", "jkvq.progress"],
     ["jkvq.pallas_kernels"],
-    ["jkvq.spec", "jkvq.stored", "jkvq.rotation", "jkvq.pages", "jkvq.cache_shape"],
+    [
+        *("jkvq.spec", "jkvq.stored", "jkvq.rotation", "jkvq.rotary", "jkvq.pages"),
+        "jkvq.cache_shape",
+    ],
     ["jkvq.cache", "jkvq.basis", "jkvq.window"],
-    ["jkvq.layer_cache", "jkvq.storing", "jkvq.kernel_attention", "jkvq.attention"],
+    [
+        *("jkvq.layer_cache", "jkvq.page_means", "jkvq.storing"),
+        *("jkvq.kernel_attention", "jkvq.attention"),
+    ],
     ["jkvq.models"],
     ["jkvq.calibration"],
     [

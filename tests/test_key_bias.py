@@ -14,17 +14,17 @@ from jkvq.calibration.moments import observe
 from jkvq.evaluate import Cached, compare, first_tokens, perplexity, read_text
 from jkvq.models.catalog import cached_file
 from jkvq.models.decoder import run
-from tests.calibration.numpy_model import moved
+from tests.calibration.numpy_model import middles, moved, rope
 from tests.tiny import BIASED, biased_llm
 
 TOKENS = [(11 * i * i + i) % 256 for i in range(256)]
 
 
 def _mean_keys(llm: jkvq.LLM) -> Calibration:
-    means = []
+    means, middle = [], np.arange(256) // 64 * 64 + 32
 
     def attend(_, q, k, v, state):
-        means.append(np.asarray(k[0], np.float64).mean(0))
+        means.append(rope(np.asarray(k[0], np.float64), -middle, BIASED).mean(0))
         return jax.nn.dot_product_attention(q, k, v, is_causal=True), state
 
     run(llm.config, llm.params, jnp.asarray([TOKENS]), jnp.arange(256)[None], attend, None)
@@ -47,10 +47,11 @@ def test_a_constant_in_the_keys_does_not_drown_the_moments_of_the_rest():
         S = np.where(np.tri(256, dtype=bool), S, 0.0)
         received = (S / S.sum(-1, keepdims=True)).sum((0, 1))
         k = moved(seen[layer][1], 256, 0, BIASED)[:, head]
-        left = k - received @ k / received.sum()
+        middle = middles(256, 256, 0, BIASED)
+        mean = received @ rope(k[:, None], -middle, BIASED)[:, 0] / received.sum()
+        left = k - rope(np.broadcast_to(mean, k.shape)[:, None], middle, BIASED)[:, 0]
         wanted = (left * received[:, None]).T @ left / received.sum()
-        first = read.k_mean[layer, head]
-        found = read.kk[layer, head] - np.outer(first, first) / read.weight[layer, head]
+        found = read.k_covariance[layer, head] / read.weight[layer, head]
         np.testing.assert_allclose(found, wanted, atol=2e-3 * np.abs(wanted).max())
 
 
@@ -69,27 +70,20 @@ def test_a_key_bias_defeats_rotation_and_centring_cures_it():
     assert biased["centred"] < 1.5 * plain["centred"]  # as if there were no bias
 
 
-def test_a_calibration_serves_positions_that_its_windows_do_not_reach(tmp_path):
-    """The constant turns by a third of a radian over the context, and by a 25th over a window."""
+def test_a_mean_follows_the_positions_of_the_keys(tmp_path):
+    """The constant turns by a third of a radian over the context."""
     llm = biased_llm(100.0, config=dataclasses.replace(BIASED, rope_theta=1e4))
     text = Corpus("letters", "".join(chr(97 + (7 * i * i + i) % 26) for i in range(2048)))
-    subjects = {"f32": Cached(jkvq.with_cache(llm, "f32"))}
-    for name, context in (("whole", None), ("window", 128)):
-        made = jkvq.calibrate(
-            llm, text=text, tokens=2048, window=128, context=context, out=tmp_path / name
+    made = jkvq.calibrate(llm, text=text, tokens=2048, window=128, out=tmp_path / "made")
+    for cache in ("jkvq-int4,page=8,sink=8,recent=8", "saw-int4,center=true,page=8"):
+        caches = jkvq.with_cache(llm, "f32"), jkvq.with_cache(llm, cache, made.calibration)
+        subjects = {"f32": Cached(caches[0]), "coded": Cached(caches[1])}
+        near, far = (
+            compare(subjects, TOKENS, reference="f32", position=position)["coded"].kl or 0.0
+            for position in (0, BIASED.context - len(TOKENS))
         )
-        cache = "jkvq-int4,page=8,sink=8,recent=8"
-        subjects[name] = Cached(jkvq.with_cache(llm, cache, made.calibration))
-    near, far = (
-        {
-            name: score.kl or 0.0
-            for name, score in compare(subjects, TOKENS, reference="f32", position=position).items()
-        }
-        for position in (0, BIASED.context - len(TOKENS))
-    )
-    assert 0 < far["whole"] < 0.002
-    assert far["window"] > 4 * far["whole"]
-    assert max(near["whole"], near["window"]) < 2 * far["whole"]
+        assert 0 < far < 0.003
+        assert far < 1.5 * near
 
 
 @pytest.mark.slow

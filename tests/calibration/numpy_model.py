@@ -7,6 +7,7 @@ import numpy as np
 
 from jkvq.calibration.moments import spread
 from jkvq.models.config import ModelConfig
+from tests import reference
 from tests.tiny import CONFIG
 
 
@@ -25,15 +26,9 @@ def layers_of(params, tokens: list[int]) -> list[Seen]:
     """What every layer computes on one sequence."""
     weights: Any = jax.tree.map(lambda x: np.asarray(x, np.float64), params)
     T, H, G = len(tokens), CONFIG.head_dim, CONFIG.heads // CONFIG.kv_heads
-    angle = np.outer(np.arange(T), CONFIG.rope_theta ** -(np.arange(0, H, 2) / H))
-    turn = np.exp(1j * angle)[:, None]
 
     def norm(x, weight):
         return x / np.sqrt((x**2).mean(-1, keepdims=True) + CONFIG.norm_eps) * weight
-
-    def rope(x):  # a pair of channels as one complex number
-        turned = (x[..., : H // 2] + 1j * x[..., H // 2 :]) * turn
-        return np.concatenate([turned.real, turned.imag], axis=-1)
 
     x, seen = weights["embedding"][tokens], []
     for index in range(CONFIG.layers):
@@ -41,9 +36,9 @@ def layers_of(params, tokens: list[int]) -> list[Seen]:
         attention, mlp = layer["attention"], layer["mlp"]
         h = norm(x, layer["attention_norm"]["weight"])
         q, k, v = ((h @ attention[name]["weight"].T).reshape(T, -1, H) for name in ("q", "k", "v"))
-        q = rope(norm(q, attention["q_norm"]["weight"]))
+        q = rope(norm(q, attention["q_norm"]["weight"]), np.arange(T))
         before = norm(k, attention["k_norm"]["weight"])
-        k = rope(before)
+        k = rope(before, np.arange(T))
         S = np.zeros((CONFIG.heads, T, T))
         for n, t in np.ndindex(CONFIG.heads, T):
             e = np.exp(k[: t + 1, n // G] @ q[t, n] / np.sqrt(H))
@@ -58,10 +53,18 @@ def layers_of(params, tokens: list[int]) -> list[Seen]:
     return seen
 
 
+def rope(x: np.ndarray, position: np.ndarray, config: ModelConfig = CONFIG) -> np.ndarray:
+    """x [T, N, H] turned by these positions."""
+    H = x.shape[-1]
+    return reference.rope(x, position, config.rope_theta ** -(np.arange(0, H, 2) / H))
+
+
+def middles(tokens: int, window: int, index: int, config: ModelConfig = CONFIG) -> np.ndarray:
+    """The middle of the page, of 64 tokens behind the first 64, in which each token stands."""
+    return spread(index, window, config.context)[:tokens] // 64 * 64 + 32
+
+
 def moved(x: np.ndarray, window: int, index: int, config: ModelConfig = CONFIG) -> np.ndarray:
     """Queries or keys [T, N, H] of a window's tokens, where these stand in the context."""
-    T, _, H = x.shape
-    stand = spread(index, window, config.context)[:T]
-    angle = np.outer(stand - np.arange(T), config.rope_theta ** -(np.arange(0, H, 2) / H))
-    turned = (x[..., : H // 2] + 1j * x[..., H // 2 :]) * np.exp(1j * angle)[:, None]
-    return np.concatenate([turned.real, turned.imag], axis=-1)
+    stand = spread(index, window, config.context)[: len(x)]
+    return rope(x, stand - np.arange(len(x)), config)

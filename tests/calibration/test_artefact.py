@@ -9,7 +9,13 @@ import pytest
 
 import jkvq
 from jkvq.calibrate import Corpus
-from jkvq.calibration.artefact import default_folder, load_artefact, save_artefact
+from jkvq.calibration.artefact import (
+    default_folder,
+    find_artefact,
+    load_artefact,
+    save_artefact,
+)
+from jkvq.spec import parse_spec
 from tests.tiny import tiny_llm
 
 TEXT = Corpus("fox", "The quick brown fox jumps over the lazy dog. " * 5)
@@ -123,6 +129,21 @@ def test_a_kept_artefact_is_found_and_replaced(tiny, made):
     assert os.listdir(folder.parent) == ["jkvq"]
 
 
+def test_a_kept_artefact_of_another_format_is_as_none(tiny):
+    jkvq.calibrate(tiny, text=TEXT, tokens=100)
+    folder, spec = default_folder("tiny", "jkvq"), parse_spec("jkvq-int2")
+    assert find_artefact("tiny", spec) == folder
+    (folder / "manifest.json").write_text('{"format": 3}')
+    assert find_artefact("tiny", spec) is None
+    (folder / "manifest.json").write_text('{"format": 4')  # damaged: loading it says so
+    assert find_artefact("tiny", spec) == folder
+    with pytest.raises(jkvq.UserError, match="damaged"):
+        jkvq.with_cache(tiny, "jkvq-int2")
+    (folder / "manifest.json").write_text('{"format": 3}')
+    jkvq.calibrate(tiny, text=TEXT, tokens=100)
+    assert load_artefact(folder).manifest.tokens == 100
+
+
 def test_a_damaged_artefact_is_refused(tiny, made, tmp_path):
     def damaged(name: str, change) -> Path:
         folder = tmp_path / name
@@ -139,10 +160,10 @@ def test_a_damaged_artefact_is_refused(tiny, made, tmp_path):
         chunk.write_bytes(data)
 
     def cut(folder: Path):
-        (folder / "manifest.json").write_text('{"format": 3')
+        (folder / "manifest.json").write_text('{"format": 4')
 
     def later(folder: Path):
-        (folder / "manifest.json").write_text('{"format": 4}')
+        (folder / "manifest.json").write_text('{"format": 5}')
 
     def lacking(folder: Path):
         (folder / "arrays" / "_METADATA").unlink()
@@ -150,7 +171,7 @@ def test_a_damaged_artefact_is_refused(tiny, made, tmp_path):
     for name, change, sentence in (
         ("flip", flip, "its arrays are not those it was made with"),
         ("cut", cut, "manifest.json is damaged"),
-        ("later", later, "format 4, and this version reads 3"),
+        ("later", later, "format 5, and this version reads 4"),
         ("lacking", lacking, "is damaged"),
     ):
         with pytest.raises(jkvq.UserError, match=sentence):

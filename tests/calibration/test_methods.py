@@ -8,7 +8,7 @@ import scipy.linalg
 
 import jkvq
 from jkvq.calibrate import Corpus
-from tests.calibration.numpy_model import layers_of, moved
+from tests.calibration.numpy_model import layers_of, middles, moved, rope
 from tests.tiny import CONFIG
 
 TEXT = Corpus("squares", "".join(chr(97 + i * i % 23) for i in range(300)))
@@ -22,6 +22,13 @@ def seen(tiny):
     tokens = tiny.tokenizer.hf.encode(TEXT.text, add_special_tokens=False)[:TOKENS]
     layers = layers_of(tiny.params, tokens)
     return [x._replace(q=moved(x.q, TOKENS, 0), k=moved(x.k, TOKENS, 0)) for x in layers]
+
+
+def about(x: np.ndarray, weight: np.ndarray, middle: np.ndarray):
+    """(mean, x without it) of [T, H], both in the middle of a token's page."""
+    in_page = rope(x[:, None], -middle)[:, 0]
+    mean = weight @ in_page / weight.sum()
+    return mean, x - rope(np.broadcast_to(mean, x.shape)[:, None], middle)[:, 0]
 
 
 def made(llm, tmp_path, method: str, **options) -> jkvq.Artefact:
@@ -89,12 +96,13 @@ def test_balanced_rotations_equal_numpys(tiny, seen, tmp_path, shared):
             columns = [W[:, n * H : n * H + H] for n in heads]
             reading = query_moment(layer, head), sum(w.T @ w for w in columns)
             for name, x, E in zip(moments, (layer.k, layer.v), reading, strict=True):
-                mean = received @ x[:, head] / received.sum()
-                centred = x[:, head] - mean
+                # Values have no positions.
+                middle = middles(TOKENS, TOKENS, 0) * (name == "key")
+                mean, centred = about(x[:, head], received, middle)
                 moments[name].append(((centred * received[:, None]).T @ centred, E))
                 found, atol = getattr(calibration, name), 1e-5 * np.abs(mean).max()
                 np.testing.assert_allclose(found.mean[index, head], mean, atol=atol)
-                plain = x[:, head].mean(0)
+                plain = about(x[:, head], np.ones(TOKENS), middle)[0]
                 np.testing.assert_allclose(found.packed_mean[index, head], plain, atol=atol)
         for name, pairs in moments.items():
             for head, (part, damping) in itertools.product(
@@ -106,8 +114,9 @@ def test_balanced_rotations_equal_numpys(tiny, seen, tmp_path, shared):
                 M = getattr(found, f"{part}rotation")[index, head].astype(np.float64)
                 P = M @ M.T
                 back = P @ C @ P
+                # Angles are float32 numbers of up to a thousand there.
                 np.testing.assert_allclose(
-                    back * np.trace(E) / np.trace(back), E, atol=1e-4 * np.abs(E).max()
+                    back * np.trace(E) / np.trace(back), E, atol=2e-4 * np.abs(E).max()
                 )
                 half = scipy.linalg.sqrtm(P)
                 check_eigenvectors(np.linalg.inv(half) @ M, half @ C @ half)
@@ -131,7 +140,8 @@ def test_means_equal_numpys(tiny, seen, tmp_path):
     calibration = made(tiny, tmp_path, "center").calibration
     for index, layer in enumerate(seen):
         received = layer.S.sum(1).reshape(K, G, -1).sum(1).T[..., None]
-        for side, x in ((calibration.key, layer.k), (calibration.value, layer.v)):
+        in_page = rope(layer.k, -middles(TOKENS, TOKENS, 0))
+        for side, x in ((calibration.key, in_page), (calibration.value, layer.v)):
             assert side.mean is not None and side.packed_mean is not None
             assert side.rotation is None
             read = (x * received).sum(0) / received.sum(0)

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from jkvq.calibration.moments import observe, spread
-from tests.calibration.numpy_model import layers_of, moved
+from tests.calibration.numpy_model import layers_of, middles, moved, rope
 from tests.tiny import CONFIG
 
 WINDOW = 80
@@ -41,6 +41,7 @@ def expected(seen, layer: int, head: int) -> dict[str, np.ndarray]:
     windows = [
         w._replace(q=moved(w.q, WINDOW, i), k=moved(w.k, WINDOW, i)) for i, w in enumerate(windows)
     ]
+    in_page = [rope(w.k, -middles(len(w.k), WINDOW, i))[:, head] for i, w in enumerate(windows)]
     q = np.concatenate([w.q[:, n] for w in windows for n in heads])
     out = np.concatenate([w.S[n] @ w.v[:, head] for w in windows for n in heads])
     k, v, before = (
@@ -55,6 +56,7 @@ def expected(seen, layer: int, head: int) -> dict[str, np.ndarray]:
         "output": out.T @ out / len(q),
         "k_mean": k.mean(0),
         "k_mean_before_rope": before.mean(0),
+        "k_mean_in_page": np.concatenate(in_page).mean(0),
         "v_mean": v.mean(0),
         "output_mean": out.mean(0),
         "q_energy": (q[:, :8] ** 2 + q[:, 8:] ** 2).mean(0),
@@ -67,6 +69,10 @@ def expected_read(seen, layer: int, head: int, *, packed: bool) -> dict[str, np.
     sums: dict[str, np.ndarray | float] = {}
     for i, w in enumerate(found[layer] for found in seen):
         k, v = moved(w.k, len(w.k), i)[:, head], w.v[:, head]
+        middle = middles(len(k), len(k), i)
+        angle = np.outer(middle, CONFIG.rope_theta ** -(np.arange(0, 16, 2) / 16))
+        k = np.concatenate([k, np.cos(angle), np.sin(angle)], axis=1)
+        v = np.concatenate([v, np.ones((len(v), 1))], axis=1)
         for n in range(head * G, head * G + G):
             for t, q in enumerate(moved(w.q, len(w.q), i)[:, n]):
                 left = max(0, (t + 1 - 64 - 256) // 64 * 64)  # whole pages have left the windows
@@ -76,9 +82,6 @@ def expected_read(seen, layer: int, head: int, *, packed: bool) -> dict[str, np.
                     "qq": S.sum() * np.outer(q, q),
                     "kk": (k[tokens] * S[:, None]).T @ k[tokens],
                     "vv": (v[tokens] * S[:, None]).T @ v[tokens],
-                    "k_mean": S @ k[tokens],
-                    "v_mean": S @ v[tokens],
-                    "weight": S.sum(),
                 }.items():
                     sums[name] = sums.get(name, 0.0) + x / (len(w.q) * len(seen) * G)
     return {name: np.asarray(x) for name, x in sums.items()}

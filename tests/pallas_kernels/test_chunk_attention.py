@@ -28,6 +28,18 @@ def test_chunk_attention_equals_dense_and_ignores_what_nobody_sees(groups):
         np.testing.assert_allclose(lse[b], expected_lse, atol=2e-6)
 
 
+def test_shifts_are_added_to_the_scores():
+    q, k, v = _qkv(2, 9, 4, 2, 16)
+    shift = jax.random.normal(jax.random.key(4), (2, 9, 4, 9)) * 5
+    seen = jnp.tril(jnp.ones((2, 9, 9), bool))
+    out, lse = chunk_attention(q, k, v, seen, shift, scale=0.3)
+    scores = 0.3 * (np.einsum("btnh,bsnh->btns", q, np.repeat(k, 2, axis=2)) + np.asarray(shift))
+    weights = np.where(np.asarray(seen)[:, :, None], np.exp(scores), 0.0)
+    wanted = np.einsum("btns,bsnh->btnh", weights, np.repeat(v, 2, axis=2))
+    np.testing.assert_allclose(out, wanted / weights.sum(-1)[..., None], atol=1e-5)
+    np.testing.assert_allclose(lse, np.log(weights.sum(-1)), atol=1e-5)
+
+
 def test_chunk_attention_equals_jax_dot_product_attention():
     q, k, v = _qkv(2, 33, 6, 3, 64)
     causal = jnp.tril(jnp.ones((2, 33, 33), bool))

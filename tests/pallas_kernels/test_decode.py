@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jkvq.pallas_kernels.decode import Config, decode, merge_partials, plan_decode
+from jkvq.pallas_kernels.decode import Config, Shift, decode, merge_partials, plan_decode
 from jkvq.spec import PRESETS
 from tests.pallas_kernels.test_paged_attention import LAYER, Stored
 from tests.reference import attention
@@ -13,22 +13,22 @@ from tests.reference import attention
 SCALE = 0.2
 
 
-def attend(stored: Stored, q, lengths, page, *, programs=10, seen=None, interpret=True):
+def attend(stored: Stored, q, lengths, page, *, programs=10, seen=None, shift=None, interpret=True):
     """(out, lse), the same twice."""
     config = Config(programs=programs, warps=2, stages=2)
 
     @jax.jit
-    def run(q, keys, values, table, length, seen):
+    def run(q, keys, values, table, length, seen, shift):
         plan = plan_decode(length, page=page, kv_heads=2, config=config, seen=seen)
         part = decode(
-            *(q, keys, values, *stored.codecs, LAYER, table, plan),
+            *(q, keys, values, *stored.codecs, LAYER, table, plan, shift),
             scale=SCALE,
             config=config,
             interpret=interpret,
         )
         return merge_partials([part], q.shape[1], interpret=interpret)
 
-    args = q, *stored.sides, stored.table, jnp.asarray(lengths), seen
+    args = q, *stored.sides, stored.table, jnp.asarray(lengths), seen, shift
     out, lse = run(*args)
     np.testing.assert_array_equal(out, run(*args)[0])
     return out, lse
@@ -79,6 +79,43 @@ def test_only_what_is_seen_counts():
     seen[1, 16:] = False
     out, lse = attend(stored, q, lengths, 16, seen=jnp.asarray(seen))
     assert_close(stored, q, lengths, out, lse, seen)
+
+
+def check_shift(cache: str, by_slot: bool, interpret: bool):
+    page, lengths = 16, [40, 1, 33]
+    stored = Stored(cache, lengths, 2, 64, page_size=page)
+    q = jax.random.normal(jax.random.key(3), (3, 4, 64), jnp.bfloat16)
+    scores = jax.random.normal(jax.random.key(4), (3, 4, 7)) * 20
+    number = np.arange(48)[None] // page + 2
+    if by_slot:
+        number = np.random.default_rng(0).integers(0, 7, (3, 48))
+    shift = Shift(scores, jnp.asarray(number)) if by_slot else Shift(scores, first=2)
+    out, lse = attend(stored, q, lengths, page, shift=shift, interpret=interpret)
+    for b, n in np.ndindex(3, 4):
+        every = np.asarray(scores, np.float64)[b, n, number[b % len(number)]]
+        k, v = (x[b, : lengths[b], n // 2 : n // 2 + 1] for x in stored.decoded)
+        # One more channel, which is the shift, for a query that is 1 there
+        k = np.concatenate([k, every[: lengths[b], None, None]], axis=-1)
+        v = np.concatenate([v, np.zeros_like(v[..., :1])], axis=-1)
+        query = np.append(np.asarray(q[b, n], np.float64), 1.0)[None, None]
+        visible = np.ones((1, lengths[b]), bool)
+        wanted, wanted_lse = attention(query, k, v, visible, SCALE)
+        error = np.linalg.norm(np.asarray(out[b, n]) - wanted[0, 0, :64])
+        assert error <= 2e-3 * np.linalg.norm(wanted)
+        np.testing.assert_allclose(lse[b, n], wanted_lse[0, 0], atol=1e-2)
+
+
+@pytest.mark.parametrize(("cache", "by_slot"), [("jkvq-int2", False), ("bf16", True)])
+def test_scores_are_shifted_by_page_or_by_slot(cache, by_slot):
+    check_shift(cache, by_slot, interpret=True)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("cache", "by_slot"), [("jkvq-int2", False), ("int4", False), ("bf16", True)]
+)
+def test_scores_are_shifted_on_a_gpu(cache, by_slot):
+    check_shift(cache, by_slot, interpret=False)
 
 
 def _kernel_of(preset) -> tuple:

@@ -18,17 +18,19 @@ def assert_close(found, wanted, bound: float):
         np.testing.assert_allclose(lse, wanted_lse, atol=2 * bound)
 
 
-def check_prefix(cache: str, fused, dtype, bound: float, T: int = 5):
+def check_prefix(cache: str, fused, dtype, bound: float, T: int = 5, mean=None):
     lengths = [16, 0, 77]
     stored = Stored(cache, lengths, 2, 64, page_size=16)
     q = jax.random.normal(jax.random.key(1), (3, T, 6, 64), dtype)
     run = jax.jit(
         lambda q, keys, values, table, length: prefix_attention(
-            *(q, keys, values, *stored.codecs, LAYER, table, length), scale=SCALE, fused=fused
+            *(q, keys, values, *stored.codecs, LAYER, table, length, mean), scale=SCALE, fused=fused
         )
     )
     found = run(q, *stored.sides, stored.table, jnp.asarray(lengths, jnp.int32))
     k, v = stored.decoded
+    if mean is not None:
+        k = k + np.repeat(np.asarray(mean), 16, axis=0)[None, : k.shape[1]]
     wanted = [
         attention(np.asarray(q[b], np.float64), k[b, :n], v[b, :n], np.ones((T, n), bool), SCALE)
         for b, n in enumerate(lengths)
@@ -57,6 +59,11 @@ def check_exact(fused, dtype, bound: float, T: int = 9):
 @pytest.mark.parametrize("cache", ["bf16", "int4", "tq-k3v2"])
 def test_a_chunk_over_stored_tokens(cache):
     check_prefix(cache, "xla", jnp.float32, 1e-5)
+
+
+def test_a_chunk_over_tokens_that_are_stored_without_a_mean():
+    mean = jax.random.normal(jax.random.key(2), (5, 2, 64))
+    check_prefix("int4", "xla", jnp.float32, 1e-5, mean=mean)
 
 
 def test_a_chunk_over_itself_and_over_exact_tokens():

@@ -25,8 +25,10 @@ class Tokens:
     def __init__(self, cache: str, head_dim: int, shape=(3, 11)):
         self.spec = parse_spec(f"{cache},page={PAGE}")
         layers = CacheShape(2, 2, head_dim)
-        self.basis = make_basis(self.spec, layers, random_calibration(layers))
+        frequency = np.geomspace(1, 1e-4, head_dim // 2)
+        self.basis = make_basis(self.spec, layers, random_calibration(layers), frequency)
         rng = np.random.default_rng(0)
+        self.middle = jnp.asarray(rng.integers(0, 1000, shape))
         self.k, self.v = (
             jnp.asarray(rng.normal(size=(*shape, 2, head_dim)), jnp.bfloat16) for _ in range(2)
         )
@@ -43,7 +45,7 @@ class Tokens:
     def sides(self) -> tuple[Side, Side]:
         bases = self.basis.key, self.basis.value
         key, value = (
-            Side(pages, x, basis.codec(LAYER), basis.of_layer(LAYER))
+            Side(pages, x, basis.codec(LAYER), basis.of_layer(LAYER, self.middle))
             for pages, x, basis in zip(self.pages, (self.k, self.v), bases, strict=True)
         )
         return key, value
@@ -52,7 +54,9 @@ class Tokens:
         bases = self.basis.key, self.basis.value
         return [
             scatter(
-                pages, basis.codec(LAYER).encode(basis.enter(x, LAYER)), LAYER, self.page, self.slot
+                pages,
+                basis.codec(LAYER).encode(basis.enter(x, LAYER, self.middle)),
+                *(LAYER, self.page, self.slot),
             )
             for pages, x, basis in zip(self.pages, (self.k, self.v), bases, strict=True)
         ]
@@ -66,7 +70,7 @@ class Tokens:
                 changed = np.asarray(new != 7).sum() - np.asarray(wanted != 7).sum()
                 assert abs(changed) <= 4  # no other slot is touched; a word may happen to be 7
                 np.testing.assert_array_equal(new[0], wanted[0])  # the layer below
-            x, codec = np.asarray(basis.enter(tokens, LAYER)), basis.codec(LAYER)
+            x, codec = np.asarray(basis.enter(tokens, LAYER, self.middle)), basis.codec(LAYER)
             decoded = [
                 np.asarray(codec.decode(_row(p, self.page, self.slot), real)) for p in (a, b)
             ]
@@ -101,6 +105,7 @@ def check(cache: str, head_dim: int, interpret: bool, shape=(3, 11)):
 
 
 CACHES = [("int4", 64), ("saw-int4", 128), ("oscar-int2", 64), ("jkvq-int2", 64), ("int3", 64)]
+CACHES += [("saw-int4,center=true", 64), ("int4,center=true", 128)]
 CACHES += [("bf16", 64), ("int8", 128), ("int2,group=32,step=fitted", 64)]
 
 
@@ -137,7 +142,7 @@ def test_tokens_move_from_pages_of_floats(cache):
     bases = tokens.basis.key, tokens.basis.value
     for side, x, basis in zip(tokens.sides(), (tokens.k, tokens.v), bases, strict=True):
         floats = Packed(jnp.full((2, 5, 2, PAGE, 64), 0xFFFF, jnp.uint16))
-        held = FloatCodec(jnp.float16).encode(basis.enter(x, LAYER))
+        held = FloatCodec(jnp.float16).encode(basis.enter(x, LAYER, tokens.middle))
         floats = scatter(floats, held, LAYER, *at)
         sides.append(Side(side.pages, Held(floats.codes, *at), side.codec))
     how = LAYER, tokens.page, tokens.slot
