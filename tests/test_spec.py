@@ -34,6 +34,7 @@ def test_parse_spec_by_preset_name(name):
         ("bf16,page", "'page' is no override"),
         ("int4,key.page=8", "'key.page=8' is no override"),
         ("int4,center=maybe", "center=maybe cannot be read"),
+        ("kmeans16-int4,center=true", "center=True: allowed: false with centroids"),
         ("int4,bits=5", "bits=5: allowed: 2, 3, 4, 8 for codec affine"),
         ("int4,group=16", "group=16: allowed: 32 or more"),
         ("int4,clip=1.5", "clip=1.5"),
