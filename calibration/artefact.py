@@ -98,10 +98,10 @@ def find_artefact(model: str | Path, spec: CacheSpec) -> Path | None:
 
 def _kept(folder: Path) -> bool:
     """Whether it holds an artefact of this format, or one that is damaged, as loading will say."""
+    if not (folder / MANIFEST).is_file():
+        return False
     try:
         return json.loads((folder / MANIFEST).read_text())["format"] == _FORMAT
-    except FileNotFoundError:
-        return False
     except (KeyError, TypeError, ValueError):
         return True
 
