@@ -14,7 +14,7 @@ from jkvq.calibration.moments import observe
 from jkvq.evaluate import Cached, compare, first_tokens, perplexity, read_text
 from jkvq.models.catalog import cached_file
 from jkvq.models.decoder import run
-from tests.calibration.numpy_model import middles, moved, rope
+from tests.calibration.numpy_model import about, middles, moved, rope
 from tests.tiny import BIASED, biased_llm
 
 TOKENS = [(11 * i * i + i) % 256 for i in range(256)]
@@ -47,9 +47,7 @@ def test_a_constant_in_the_keys_does_not_drown_the_moments_of_the_rest():
         S = np.where(np.tri(256, dtype=bool), S, 0.0)
         received = (S / S.sum(-1, keepdims=True)).sum((0, 1))
         k = moved(seen[layer][1], 256, 0, BIASED)[:, head]
-        middle = middles(256, 256, 0, BIASED)
-        mean = received @ rope(k[:, None], -middle, BIASED)[:, 0] / received.sum()
-        left = k - rope(np.broadcast_to(mean, k.shape)[:, None], middle, BIASED)[:, 0]
+        _, left = about(k, received, middles(256, 256, 0, BIASED), BIASED)
         wanted = (left * received[:, None]).T @ left / received.sum()
         found = read.k_covariance[layer, head] / read.weight[layer, head]
         np.testing.assert_allclose(found, wanted, atol=2e-3 * np.abs(wanted).max())

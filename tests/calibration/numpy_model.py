@@ -64,6 +64,14 @@ def middles(tokens: int, window: int, index: int, config: ModelConfig = CONFIG) 
     return spread(index, window, config.context)[:tokens] // 64 * 64 + 32
 
 
+def about(
+    x: np.ndarray, weight: np.ndarray, middle: np.ndarray, config: ModelConfig = CONFIG
+) -> tuple[np.ndarray, np.ndarray]:
+    """(mean, x without it) of [T, H], with the mean in the middle of each token's page."""
+    mean = weight @ rope(x[:, None], -middle, config)[:, 0] / weight.sum()
+    return mean, x - rope(np.broadcast_to(mean, x.shape)[:, None], middle, config)[:, 0]
+
+
 def moved(x: np.ndarray, window: int, index: int, config: ModelConfig = CONFIG) -> np.ndarray:
     """Queries or keys [T, N, H] of a window's tokens, where these stand in the context."""
     stand = spread(index, window, config.context)[: len(x)]

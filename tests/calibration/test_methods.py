@@ -8,7 +8,7 @@ import scipy.linalg
 
 import jkvq
 from jkvq.calibrate import Corpus
-from tests.calibration.numpy_model import layers_of, middles, moved, rope
+from tests.calibration.numpy_model import about, layers_of, middles, moved, rope
 from tests.tiny import CONFIG
 
 TEXT = Corpus("squares", "".join(chr(97 + i * i % 23) for i in range(300)))
@@ -22,13 +22,6 @@ def seen(tiny):
     tokens = tiny.tokenizer.hf.encode(TEXT.text, add_special_tokens=False)[:TOKENS]
     layers = layers_of(tiny.params, tokens)
     return [x._replace(q=moved(x.q, TOKENS, 0), k=moved(x.k, TOKENS, 0)) for x in layers]
-
-
-def about(x: np.ndarray, weight: np.ndarray, middle: np.ndarray):
-    """(mean, x without it) of [T, H], both in the middle of a token's page."""
-    in_page = rope(x[:, None], -middle)[:, 0]
-    mean = weight @ in_page / weight.sum()
-    return mean, x - rope(np.broadcast_to(mean, x.shape)[:, None], middle)[:, 0]
 
 
 def made(llm, tmp_path, method: str, **options) -> jkvq.Artefact:
