@@ -1,8 +1,9 @@
 """Compares what a model writes through the kernels with what it writes through the reference path.
 
-python -m scripts.compare_paths --text test.raw.gz --caches int4,oscar-int2 [--calibration DIR]
+python -m scripts.compare_paths --caches int4,oscar-int2 [--text test.raw.gz] [--calibration DIR]
 
-Greedy, from prompts cut out of a text, in float32. Three lines for each cache:
+Greedy, in float32, from questions as `jkvq generate` puts them, or from prompts cut out of a text,
+which are longer than the windows. Three lines for each cache:
 
 - texts: how many texts are the same to the end;
 - steps: how many tokens are the same if every step starts from the reference path's cache;
@@ -27,13 +28,26 @@ from jkvq.batch import Batch
 from jkvq.evaluate import first_tokens, read_text
 from jkvq.llm import DEFAULT_MODEL, LLM, load_plain, with_cache
 from jkvq.models.decoder import forward, logits
+from jkvq.prompt import encode_prompt
 
-PROMPTS = 8
+QUESTIONS = (
+    "Why is the sky blue?",
+    "Write a Python function that reverses a string.",
+    "What is the capital of France?",
+    "Explain photosynthesis to a child.",
+    "Give me three tips for a better night's sleep.",
+    "Tell me a short story about a lighthouse.",
+    "What is the difference between a virus and a bacterium?",
+    "Translate 'good morning' into Spanish.",
+)
+PROMPTS = len(QUESTIONS)
 NEW = 32  # tokens written
 
 
-def prompts_of(llm: LLM, text: Path, length: int) -> list[list[int]]:
-    """Prompts of about ``length`` tokens, no two as long."""
+def prompts_of(llm: LLM, text: Path | None, length: int) -> list[list[int]]:
+    """The questions; or, of a text, prompts of about ``length`` tokens, no two as long."""
+    if text is None:
+        return [encode_prompt(llm, question, chat=None) for question in QUESTIONS]
     lengths = [length + 11 * i for i in range(PROMPTS)]
     tokens = first_tokens(llm, read_text(text), sum(lengths))
     return [part.tolist() for part in np.split(np.asarray(tokens), np.cumsum(lengths)[:-1])]
@@ -104,7 +118,7 @@ def shown(what: str, same: int, count: int, gaps: np.ndarray) -> str:
 
 
 def main(
-    text: Annotated[Path, typer.Option(help="A text file.")],
+    text: Annotated[Path | None, typer.Option(help="A text file; questions without.")] = None,
     model: Annotated[str, typer.Option()] = DEFAULT_MODEL,
     caches: Annotated[str, typer.Option()] = "bf16,int4,saw-int4,quarot-int2",
     calibration: Annotated[Path | None, typer.Option(help="What `jkvq calibrate` wrote.")] = None,
