@@ -151,7 +151,8 @@ class SideBasis:
         dual = self.rotation if self.dual is None else self.dual
         standing = None
         if self.frequency is not None and middle is not None:
-            standing = self._standing(middle)
+            cos, sin = self._standing(middle)
+            standing = jnp.concatenate([cos, cos], -1), jnp.concatenate([-sin, sin], -1)
         return Turn(self.mean, self.rotation, dual, layer, standing)
 
     def turn(self, q: Float[Array, "B T N H"], layer: LayerIndex) -> Float[Array, "B T N H"]:

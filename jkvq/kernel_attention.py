@@ -106,7 +106,7 @@ def _store_in_pages(view: LayerCache, q, k, v, chunk: Chunk, *, interpret: bool)
         return Stack(*write_plainly(view, k, v, page, slot, chunk.real), None), q
     stack, (key, value) = view.stack, view.codecs
     key, value, turned = write(
-        Side(stack.key, k, key, turn),
+        Side(stack.key, k, key, turn.towards(key)),
         Side(stack.value, v, value),
         view.index,
         page,
@@ -131,7 +131,7 @@ def _store_by_windows(view: LayerCache, q, k, v, chunk: Chunk, *, interpret: boo
     slot = jnp.where(at < spec.sink, at, slot_of(spec, at - spec.sink))
     turn = view.key.of_layer(view.layer, spec.middle(at))
     key, value, turned = write(
-        Side(Packed(windows.key), k, _EXACT, turn),
+        Side(Packed(windows.key), k, _EXACT, turn.towards(_EXACT)),
         Side(Packed(windows.value), v, _EXACT),
         view.index,
         *place(slot),

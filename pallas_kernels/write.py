@@ -7,6 +7,7 @@ and side. The queries that will meet the keys are rotated in the same launch. ``
 tokens of any codec, encoded before, into their pages by plain JAX.
 """
 
+import dataclasses
 import functools
 from dataclasses import dataclass
 
@@ -33,7 +34,8 @@ from jkvq.pallas_kernels.words import GREATEST, as_bfloat16
 class Turn:
     """What happens to a token before it is coded: x -> (x - mean) R; None leaves a part out.
 
-    ``standing`` turns the mean by a rotary position: (cos, sin) of each token's.
+    ``standing`` turns the mean by a rotary position: cos of each token's, and sin with a minus in
+    the first half of a head, where the second channel of a pair is added to the first.
     Queries meet such tokens as q R^-T, the rotation's dual: R itself if it is orthogonal. The
     arrays are those of all layers, or one for all, and ``layer`` says whose turn it is: the kernel
     reads what it needs, and nothing is sliced or converted layer by layer.
@@ -43,12 +45,22 @@ class Turn:
     rotation: Float[Array, "L K H H"] | Float[Array, "1 1 H H"] | None = None
     dual: Float[Array, "L K H H"] | Float[Array, "1 1 H H"] | None = None
     layer: LayerIndex = 0
-    standing: tuple[Float16[Array, "B T H/2"], Float16[Array, "B T H/2"]] | None = None
+    standing: tuple[Float16[Array, "B T H"], Float16[Array, "B T H"]] | None = None
 
     def own(self, name: str) -> Array | None:
         """A part, of this layer."""
         array = getattr(self, name)
         return None if array is None else array[self.layer if len(array) > 1 else 0]
+
+    def towards(self, codec: Codec) -> "Turn":
+        """As ``write`` takes it: float16, the rotation with the columns that the codec stores."""
+        if self.rotation is None or self.dual is None:
+            return self
+        rotation, dual = (x.astype(jnp.float16) for x in (self.rotation, self.dual))
+        found = _columns(codec, rotation.shape[-1])
+        if found is not None:
+            rotation = rotation[..., found.channel]
+        return dataclasses.replace(self, rotation=rotation, dual=dual)
 
 
 def scatter(
@@ -94,7 +106,10 @@ class Held:
 
 @dataclass(frozen=True)
 class Side:
-    """One side of ``write``: its pages, its new tokens and what is done to them."""
+    """One side of ``write``: its pages, its new tokens and what is done to them.
+
+    ``turn`` is towards the codec.
+    """
 
     pages: Packed
     tokens: Float[Array, "B T K H"] | Held
@@ -145,7 +160,7 @@ def write(
         shared["real"] = real.reshape(-1).astype(jnp.int32)
     if queries is not None:
         assert key.turn.dual is not None
-        shared["dual"] = key.turn.dual.astype(jnp.float16)
+        shared["dual"] = key.turn.dual
         shared["turn"] = _scalar(key.turn.layer)
         shared["queries"] = queries.reshape(tokens, -1, queries.shape[-1])
         shapes.append(jax.ShapeDtypeStruct(shared["queries"].shape, jnp.float32))
@@ -190,10 +205,7 @@ def _operands(side: Side) -> dict:
     if side.turn.standing is not None:
         operands["standing"] = [x.reshape(-1, x.shape[-1]) for x in side.turn.standing]
     if side.turn.rotation is not None:
-        operands["rotation"] = side.turn.rotation.astype(jnp.float16)
-        found = _columns(side.codec, side.turn.rotation.shape[-1])
-        if found is not None:
-            operands["rotation"] = operands["rotation"][..., found.channel]
+        operands["rotation"] = side.turn.rotation
     if isinstance(side.codec, AffineCodec) and side.codec.clip is not None:
         operands["clip"] = side.codec.clip.reshape(1)
     return operands
@@ -347,11 +359,10 @@ def _centre(operands: dict, layer, head, channel):
     mean = ref[layer, head, channel]
     if "standing" not in operands:
         return lambda token: mean
-    # Of a pair's channels, i and i + half, the second one is added to the first with a minus.
-    other = ref[layer, head, (channel + half) % (2 * half)] * jnp.where(channel < half, -1.0, 1.0)
+    other = ref[layer, head, (channel + half) % (2 * half)]  # of the same pair
 
     def centre(token):
-        cos, sin = (x[token[:, None], channel % half] for x in operands["standing"])
+        cos, sin = (x[token[:, None], channel] for x in operands["standing"])
         return mean * cos.astype(jnp.float32) + other * sin.astype(jnp.float32)
 
     return centre

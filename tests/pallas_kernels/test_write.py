@@ -43,12 +43,12 @@ class Tokens:
         ]
 
     def sides(self) -> tuple[Side, Side]:
-        bases = self.basis.key, self.basis.value
-        key, value = (
-            Side(pages, x, basis.codec(LAYER), basis.of_layer(LAYER, self.middle))
-            for pages, x, basis in zip(self.pages, (self.k, self.v), bases, strict=True)
-        )
-        return key, value
+        def side(pages, x, basis) -> Side:
+            codec = basis.codec(LAYER)
+            return Side(pages, x, codec, basis.of_layer(LAYER, self.middle).towards(codec))
+
+        key, value = self.pages
+        return side(key, self.k, self.basis.key), side(value, self.v, self.basis.value)
 
     def expected(self):
         bases = self.basis.key, self.basis.value
