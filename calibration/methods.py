@@ -120,7 +120,7 @@ def check_method(method: str, options: Options, config: ModelConfig, tokens: int
     if method in ("jkvq", "oscar") and head_dim.bit_count() != 1:
         raise UserError(
             f"head_dim={head_dim}: method {method} needs a power of two; use method center with "
-            "saw-int4,center=true"
+            "saw-int4,center=true,recent=64,sink=64"
         )
     if options.context is not None and options.context > config.context:
         raise UserError(

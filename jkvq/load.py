@@ -27,7 +27,7 @@ from jkvq.models.config import ModelConfig
 from jkvq.spec import CacheSpec, parse_spec, spec_text
 
 # What a model gets when nobody names a cache: the first that it can have.
-DEFAULT_CACHES = ("jkvq-int4", "saw-int4,center=true", PLAIN_CACHE)
+DEFAULT_CACHES = ("jkvq-int4", "saw-int4,center=true,recent=64,sink=64", PLAIN_CACHE)
 
 
 def load(

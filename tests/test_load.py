@@ -137,12 +137,12 @@ def test_models_that_cannot_have_the_default_get_another_and_hear_why(tmp_path):
     llm = tiny_llm(config=odd)
     write_converted(tmp_path / "odd", odd, llm.params, llm.tokenizer)
     sentence = (
-        r"^the cache is saw-int4,center=true, not jkvq-int4: "
+        r"^the cache is saw-int4,center=true,recent=64,sink=64, not jkvq-int4: "
         r"head_dim=24: key rotation balanced needs a power of two$"
     )
     with pytest.warns(jkvq.CacheWarning, match=sentence):
         llm = jkvq.load(tmp_path / "odd", check=False)
-    assert spec_text(llm.spec) == "saw-int4,center=true"
+    assert spec_text(llm.spec) == "saw-int4,center=true,recent=64,sink=64"
     assert load_artefact(default_folder(tmp_path / "odd", "center")).manifest.tokens == 2048
     unpackable = dataclasses.replace(CONFIG, head_dim=18, rope_divisors=(1.0,) * 9)
     assert spec_text(default_cache(unpackable)[0]) == "bf16"

@@ -54,7 +54,7 @@ def test_calibrate_then_inspect_and_generate(model, tmp_path):
 @pytest.mark.parametrize(
     ("method", "said"),
     [
-        (("center",), "--cache saw-int4,center=true --calibration"),
+        (("center",), "--cache saw-int4,center=true,recent=64,sink=64 --calibration"),
         (("blockgtq",), "--cache blockgtq-k3v3 --calibration"),
         (("kmeans", "--centroids", 3), None),  # no preset has so many
     ],
