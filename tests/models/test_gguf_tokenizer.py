@@ -1,7 +1,6 @@
 import itertools
 import json
 import unicodedata
-from pathlib import Path
 from pydoc_data.topics import topics
 from typing import Any
 
@@ -10,7 +9,6 @@ import tokenizers
 from tokenizers import Regex, models, normalizers, pre_tokenizers, trainers
 
 from jkvq import UserError
-from jkvq.models.catalog import cached_file
 from jkvq.models.gguf_file import GGUFFile
 from jkvq.models.gguf_tokenizer import tokenizer_from_gguf
 from jkvq.models.tokenizer import Tokenizer
@@ -328,11 +326,8 @@ def test_bos_is_added_to_pieces(piece_metadata, add_bos, first):
 
 
 @pytest.fixture(scope="module")
-def smollm2_tokenizer() -> Tokenizer:
-    path: Path = cached_file("smollm2-135m")
-    if not path.exists():
-        pytest.skip(f"{path} was not fetched")
-    return GGUFFile(path).tokenizer()
+def smollm2_tokenizer(smollm2_file) -> Tokenizer:
+    return GGUFFile(smollm2_file).tokenizer()
 
 
 def test_digits_are_split_one_by_one_in_smollm2(smollm2_tokenizer):
