@@ -115,8 +115,9 @@ def save_artefact(artefact: Artefact, folder: Path, *, replace: bool = False) ->
         replace: take the place of an artefact that is there.
     """
     require_place(folder, replace=replace)
-    with drafted(folder, replace=replace) as draft:
-        arrays = _arrays(artefact)
+    arrays = _arrays(artefact)
+    needs = sum(x.nbytes for x in jax.tree.leaves(arrays))
+    with drafted(folder, replace=replace, needs=needs) as draft:
         _write(draft.absolute() / "arrays", arrays)
         written = {
             "format": _FORMAT,

@@ -8,16 +8,24 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from jkvq.errors import UserError
+from jkvq.memory import format_bytes
 
 
 @contextlib.contextmanager
-def drafted(folder: Path, *, replace: bool = False) -> Iterator[Path]:
+def drafted(folder: Path, *, replace: bool = False, needs: int = 0) -> Iterator[Path]:
     """A folder to write in, beside ``folder``, whose name it takes if nothing goes wrong.
 
-    ``folder`` must not exist or be empty by then, unless ``replace``.
+    ``folder`` must not exist or be empty by then, unless ``replace``. Where fewer than ``needs``
+    bytes are free nothing is begun.
     """
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(folder.parent).free
+        if free < needs:
+            raise UserError(
+                f"{folder} cannot be written: it takes {format_bytes(needs)}, and "
+                f"{format_bytes(free)} are free there; make room or name another place"
+            )
         draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     except OSError as error:
         raise UserError(f"{folder} cannot be written: {error.strerror}") from None

@@ -356,5 +356,8 @@ def first_tokens(llm: LLM, text: str, count: int) -> list[int]:
     """The first ``count`` tokens of a text, with no leading token added."""
     tokens = list(llm.tokenizer.hf.encode(text, add_special_tokens=False))
     if len(tokens) < count:
-        raise UserError(f"{count} tokens were asked for and the text has {len(tokens)}")
+        raise UserError(
+            f"{count} tokens were asked for and the text has {len(tokens)}: ask for fewer, or give "
+            "a longer text"
+        )
     return tokens[:count]

@@ -9,7 +9,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 # From the bottom up: a module may import its own rank and those below.
 RANKS = [
-    ["jkvq.drafted", "jkvq.errors", "jkvq.progress"],
+    ["jkvq.drafted", "jkvq.errors", "jkvq.memory", "jkvq.progress", "jkvq.version"],
     ["jkvq.pallas_kernels"],
     [
         *("jkvq.spec", "jkvq.stored", "jkvq.rotation", "jkvq.rotary", "jkvq.pages"),
@@ -18,7 +18,7 @@ RANKS = [
     ["jkvq.cache", "jkvq.basis", "jkvq.window"],
     [
         *("jkvq.layer_cache", "jkvq.page_means", "jkvq.storing"),
-        *("jkvq.kernel_attention", "jkvq.attention"),
+        *("jkvq.kernel_attention", "jkvq.attention", "jkvq.reconstruct"),
     ],
     ["jkvq.models"],
     ["jkvq.calibration"],
@@ -32,8 +32,8 @@ RANKS = [
             "jkvq.footprint",
             "jkvq.generate",
         ),
-        *("jkvq.implementation", "jkvq.llm", "jkvq.load", "jkvq.memory", "jkvq.niah", "jkvq.plots"),
-        *("jkvq.prompt", "jkvq.reconstruct", "jkvq.sampling", "jkvq.steps"),
+        *("jkvq.implementation", "jkvq.llm", "jkvq.load", "jkvq.niah", "jkvq.plots"),
+        *("jkvq.prompt", "jkvq.sampling", "jkvq.steps"),
     ],
     ["jkvq"],
     ["jkvq.cli", "jkvq.cli_eval", "jkvq.cli_shared"],

@@ -2,6 +2,7 @@ import dataclasses
 import filecmp
 import json
 import os
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -193,6 +194,14 @@ def test_an_interruption_leaves_nothing(made, tmp_path, monkeypatch, where, erro
         save_artefact(artefact, tmp_path / "out")
     if kind is jkvq.UserError:
         assert "out cannot be written: No space left on device" in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_without_room_is_refused_before_anything_is_written(made, tmp_path, monkeypatch):
+    full = shutil.disk_usage(tmp_path)._replace(free=1000)
+    monkeypatch.setattr("shutil.disk_usage", lambda _: full)
+    with pytest.raises(jkvq.UserError, match=r"it takes [0-9.]+ KB, and 1 KB are free there"):
+        save_artefact(load_artefact(made), tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
 
 
