@@ -19,9 +19,15 @@ from jkvq.errors import UserError
 from jkvq.models.config import ModelConfig
 from jkvq.models.decoder import Params, run
 from jkvq.progress import count_bar
-from jkvq.spec import CacheSpec
+from jkvq.spec import CacheSpec, spec_text
 
 GRID = (0.88, 0.90, 0.92, 0.94, 0.96, 0.98, 1.00)
+
+
+def require_clipping(spec: CacheSpec) -> None:
+    """Refuses a spec that has no clip ratios to choose."""
+    if spec.key.clip == 1 or spec.value.clip == 1:
+        raise UserError(f"clip_for={spec_text(spec)}: this cache does not clip; oscar-int2 does")
 
 
 def choose_clips(
@@ -33,8 +39,6 @@ def choose_clips(
     options: Options,
 ) -> Calibration:
     """The calibration with the clip ratios that serve a spec best."""
-    if spec.key.clip == 1 or spec.value.clip == 1:
-        raise UserError(f"clip_for={options.clip_for}: this cache does not clip; oscar-int2 does")
     basis = make_basis(spec, config.cache_shape, calibration, config.rope_frequency)
     errors = np.zeros((2, config.layers, len(GRID)))
     with count_bar("Choosing clip ratios", len(tokens)) as bar:

@@ -16,7 +16,7 @@ from jkvq.calibration.artefact import (
     require_place,
     save_artefact,
 )
-from jkvq.calibration.clip import choose_clips
+from jkvq.calibration.clip import choose_clips, require_clipping
 from jkvq.calibration.fingerprint import fingerprint
 from jkvq.calibration.methods import (
     Options,
@@ -33,6 +33,7 @@ from jkvq.generate import generate
 from jkvq.llm import LLM, load_plain, missing_calibration, require_unfolded
 from jkvq.progress import note
 from jkvq.spec import CacheSpec, parse_spec, spec_text
+from jkvq.version import VERSION
 
 DEFAULT_TOKENS = 8192
 DEFAULT_CORPUS = "pydoc_data.topics"
@@ -115,27 +116,24 @@ def _made(llm: LLM, method: str, chosen: Options, corpus: Corpus | None, tokens:
     """The artefact of a text, or of one that the model writes."""
     require_unfolded(llm)
     check_method(method, chosen, llm.config, tokens)
+    context = chosen.context or llm.config.context
+    chosen = dataclasses.replace(chosen, window=min(chosen.window, context))
+    clipped = None if chosen.clip_for is None else parse_spec(chosen.clip_for)
+    if clipped is not None:
+        require_clipping(clipped)
     if corpus is None:
         corpus, ids = _self_written(llm, tokens)
     else:
         ids = first_tokens(llm, corpus.text, tokens)
-    context = chosen.context or llm.config.context
-    chosen = dataclasses.replace(chosen, window=min(chosen.window, context))
+    text = llm.config, llm.params, ids
     moments, captured = observe(
-        llm.config,
-        llm.params,
-        ids,
-        window=chosen.window,
-        context=context,
-        capture=method == "kmeans",
+        *text, window=chosen.window, context=context, capture=method == "kmeans"
     )
     projected = output_projections(llm.config, llm.params)
     solution = solve(method, chosen, moments, captured, projected)
-    if chosen.clip_for is not None:
-        clipped = choose_clips(
-            llm.config, llm.params, ids, parse_spec(chosen.clip_for), solution.calibration, chosen
-        )
-        solution = dataclasses.replace(solution, calibration=clipped)
+    if clipped is not None:
+        found = choose_clips(*text, clipped, solution.calibration, chosen)
+        solution = dataclasses.replace(solution, calibration=found)
     label = method_label(method, chosen)
     return make_artefact(solution, _manifest(llm, label, chosen, corpus, tokens))
 
@@ -193,6 +191,6 @@ def _manifest(llm: LLM, label: str, options: Options, corpus: Corpus, tokens: in
         corpus=corpus.name,
         corpus_sha256=hashlib.sha256(corpus.text.encode()).hexdigest(),
         tokens=tokens,
-        versions={name: version(name) for name in ("jkvq", "jax", "numpy")}
-        | {"python": platform.python_version()},
+        versions={"jkvq": VERSION, "python": platform.python_version()}
+        | {name: version(name) for name in ("jax", "numpy")},
     )

@@ -12,7 +12,6 @@ import json
 import os
 import tempfile
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 
 from jkvq.basis import Calibration
@@ -26,6 +25,7 @@ from jkvq.memory import format_bytes, free_bytes
 from jkvq.models.catalog import cache_folder
 from jkvq.progress import note
 from jkvq.spec import CacheSpec, spec_text
+from jkvq.version import VERSION
 
 BROKEN = 0.5  # nats: the perplexity is multiplied by about 1.6
 _SCORED, _MOST = 512, 4096  # tokens that are scored, and that are read
@@ -125,7 +125,7 @@ def _place(
         "" if calibration is None else calibration_digest(calibration),
         tokens,
         position,
-        version("jkvq"),
+        VERSION,
     )
     name = hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()[:32]
     return cache_folder() / "checks" / f"{name}.json"

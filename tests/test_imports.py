@@ -18,7 +18,7 @@ RANKS = [
     ["jkvq.cache", "jkvq.basis", "jkvq.window"],
     [
         *("jkvq.layer_cache", "jkvq.page_means", "jkvq.storing"),
-        *("jkvq.kernel_attention", "jkvq.attention", "jkvq.reconstruct"),
+        *("jkvq.kernel_attention", "jkvq.attention"),
     ],
     ["jkvq.models"],
     ["jkvq.calibration"],
@@ -33,7 +33,7 @@ RANKS = [
             "jkvq.generate",
         ),
         *("jkvq.implementation", "jkvq.llm", "jkvq.load", "jkvq.niah", "jkvq.plots"),
-        *("jkvq.prompt", "jkvq.sampling", "jkvq.steps"),
+        *("jkvq.prompt", "jkvq.reconstruct", "jkvq.sampling", "jkvq.steps"),
     ],
     ["jkvq"],
     ["jkvq.cli", "jkvq.cli_eval", "jkvq.cli_shared"],

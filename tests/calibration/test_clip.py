@@ -1,4 +1,5 @@
 import numpy as np
+import pytest
 
 import jkvq
 from jkvq.calibrate import Corpus
@@ -27,6 +28,13 @@ def test_chosen_clips_err_least(tiny, tmp_path):
             chosen = GRID[int(np.abs(np.array(GRID) - side.clip[index]).argmin())]
             # Codes on a tie may fall otherwise in float32.
             assert errors[GRID.index(chosen)] <= min(errors) * 1.01
+
+
+def test_a_cache_that_does_not_clip_is_refused_before_the_text_is_read(tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr("jkvq.calibration.moments._observe_window", None)
+    with pytest.raises(jkvq.UserError, match="clip_for=int4: this cache does not clip"):
+        jkvq.calibrate(tiny, text=TEXT, tokens=80, out=tmp_path / "out", clip_for="int4")
+    assert not (tmp_path / "out").exists()
 
 
 def _coded(x: np.ndarray, R: np.ndarray, clip: float) -> np.ndarray:
