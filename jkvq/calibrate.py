@@ -125,14 +125,14 @@ def _made(llm: LLM, method: str, chosen: Options, corpus: Corpus | None, tokens:
         corpus, ids = _self_written(llm, tokens)
     else:
         ids = first_tokens(llm, corpus.text, tokens)
-    text = llm.config, llm.params, ids
+    reading = llm.config, llm.params, ids
     moments, captured = observe(
-        *text, window=chosen.window, context=context, capture=method == "kmeans"
+        *reading, window=chosen.window, context=context, capture=method == "kmeans"
     )
     projected = output_projections(llm.config, llm.params)
     solution = solve(method, chosen, moments, captured, projected)
     if clipped is not None:
-        found = choose_clips(*text, clipped, solution.calibration, chosen)
+        found = choose_clips(*reading, clipped, solution.calibration, chosen)
         solution = dataclasses.replace(solution, calibration=found)
     label = method_label(method, chosen)
     return make_artefact(solution, _manifest(llm, label, chosen, corpus, tokens))
