@@ -3,7 +3,7 @@
 import numpy as np
 from jaxtyping import Float, Int
 
-from jkvq.stored import BLOCK_GROUPS
+from jkvq.cache.stored import BLOCK_GROUPS
 
 WIDEST = 8
 SCORES = {

@@ -20,12 +20,12 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from jkvq.basis import Calibration, SideCalibration, methods_for
-from jkvq.calibration.methods import Solution, Spectra
-from jkvq.drafted import drafted
-from jkvq.errors import UserError
-from jkvq.models.catalog import CATALOG, cache_folder
-from jkvq.spec import CacheSpec
+from jkvq.cache.basis import Calibration, SideCalibration, methods_for
+from jkvq.cache.spec import CacheSpec
+from jkvq.calibration.solve import Solution, Spectra
+from jkvq.models.formats.catalog import CATALOG, cache_folder
+from jkvq.support.atomic_folder import drafted
+from jkvq.support.errors import UserError
 
 MANIFEST = "manifest.json"
 _FORMAT = 4

@@ -12,14 +12,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from jkvq.basis import Basis, Calibration, SideBasis, make_basis
-from jkvq.calibration.methods import Options
-from jkvq.calibration.moments import causal, grouped, mixed, scores, windows
-from jkvq.errors import UserError
+from jkvq.cache.basis import Basis, Calibration, SideBasis, make_basis
+from jkvq.cache.spec import CacheSpec, spec_text
+from jkvq.calibration.observe import causal, grouped, mixed, scores, windows
+from jkvq.calibration.solve import Options
 from jkvq.models.config import ModelConfig
 from jkvq.models.decoder import Params, run
-from jkvq.progress import count_bar
-from jkvq.spec import CacheSpec, spec_text
+from jkvq.support.errors import UserError
+from jkvq.support.progress import count_bar
 
 GRID = (0.88, 0.90, 0.92, 0.94, 0.96, 0.98, 1.00)
 

@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Float
 
 from jkvq.calibration.artefact import Artefact
-from jkvq.errors import UserError
+from jkvq.support.errors import UserError
 
 _DRAWN_BITS = (2, 3)  # the budgets whose allocations are drawn
 

@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from jkvq.basis import SideCalibration, methods_for
+from jkvq.cache.basis import SideCalibration, methods_for
+from jkvq.cache.spec import PRESETS
 from jkvq.calibration.artefact import Artefact
-from jkvq.calibration.methods import Spectra
-from jkvq.spec import PRESETS
+from jkvq.calibration.solve import Spectra
 
 
 def explain(artefact: Artefact) -> list[str]:

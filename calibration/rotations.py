@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from jkvq.rotation import bit_reversal, block_hadamard, hadamard
+from jkvq.cache.fixed_rotations import bit_reversal, block_hadamard, hadamard
 
 FACTORS = ("eigenvectors", "hadamard", "bit-reversal")
 _DAMPING = 0.01  # of the mean diagonal, added to the Hessian's

@@ -6,14 +6,14 @@ llm = jkvq.load("smollm2-135m")
 print(jkvq.generate(llm, "Why is the sky blue?", max_new_tokens=64).text)
 """
 
-from jkvq.basis import Calibration, SideCalibration
-from jkvq.calibrate import calibrate
+from jkvq.cache.basis import Calibration, SideCalibration
+from jkvq.cache.spec import CacheSpec, SideSpec, parse_spec
 from jkvq.calibration.artefact import Artefact, load_artefact
-from jkvq.errors import CacheWarning, UserError
-from jkvq.generate import Generation, Options, Piece, generate, stream
+from jkvq.engine.generate import Generation, Options, Piece, generate, stream
 from jkvq.llm import LLM, with_cache
-from jkvq.load import load
-from jkvq.spec import CacheSpec, SideSpec, parse_spec
+from jkvq.loading.calibrate import calibrate
+from jkvq.loading.load import load
+from jkvq.support.errors import CacheWarning, UserError
 
 __all__ = [
     "LLM",

@@ -7,19 +7,19 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 
-from jkvq.basis import Basis, Calibration, calibrate_command, make_basis, methods_for
+from jkvq.attention.implementation import choose_implementation
+from jkvq.cache.basis import Basis, Calibration, calibrate_command, make_basis, methods_for
+from jkvq.cache.fold import fold_values
+from jkvq.cache.spec import CacheSpec, parse_spec
 from jkvq.calibration.artefact import find_artefact, load_artefact
-from jkvq.calibration.fingerprint import fingerprint
-from jkvq.errors import UserError, nearest
-from jkvq.implementation import choose_implementation
-from jkvq.memory import format_bytes, free_bytes
-from jkvq.models.checkpoint import Checkpoint, open_checkpoint
 from jkvq.models.config import ModelConfig
 from jkvq.models.decoder import Params, abstract_params
-from jkvq.models.fold import fold_values
+from jkvq.models.fingerprint import fingerprint
+from jkvq.models.formats.checkpoint import Checkpoint, open_checkpoint
 from jkvq.models.tokenizer import Tokenizer
-from jkvq.pallas_kernels.device import Implementation
-from jkvq.spec import CacheSpec, parse_spec
+from jkvq.pallas_kernels.settings import Implementation
+from jkvq.support.errors import UserError, nearest
+from jkvq.support.memory import format_bytes, free_bytes
 
 DEFAULT_MODEL = "smollm2-135m"
 PLAIN_CACHE = "bf16"  # folds nothing, and is what other caches are compared with

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from jkvq.cache_shape import CacheShape
-from jkvq.errors import UserError
+from jkvq.cache.shape import CacheShape
+from jkvq.support.errors import UserError
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 

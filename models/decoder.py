@@ -13,13 +13,13 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from jkvq.attention import Own, attend
-from jkvq.basis import Basis
-from jkvq.cache import KVCache, next_chunk
-from jkvq.layer_cache import LayerCache
+from jkvq.attention.attend import Own, attend
+from jkvq.attention.layer_view import LayerCache
+from jkvq.cache.basis import Basis
+from jkvq.cache.layout import KVCache, next_chunk
 from jkvq.models.config import ModelConfig
-from jkvq.pallas_kernels.device import Implementation
-from jkvq.rotary import angles, rotate
+from jkvq.pallas_kernels.rotary import angles, rotate
+from jkvq.pallas_kernels.settings import Implementation
 
 Params = dict[str, Any]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jkvq.errors import UserError
+from jkvq.support.errors import UserError
 
 # transformers warns on import that it found no PyTorch; only its tokenizers are used here.
 os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")

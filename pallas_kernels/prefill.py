@@ -12,10 +12,10 @@ import jax.numpy as jnp
 from jax._src.cudnn import fused_attention_stablehlo as cudnn
 from jaxtyping import Array, Bool, Float, Int
 
-from jkvq.pallas_kernels.codecs import Codec
-from jkvq.pallas_kernels.merge import merge
-from jkvq.pallas_kernels.packed import LayerIndex, Packed
-from jkvq.pallas_kernels.paged_attention import load_pages
+from jkvq.pallas_kernels.formats.codecs import Codec
+from jkvq.pallas_kernels.formats.packed import LayerIndex, Packed
+from jkvq.pallas_kernels.reference.merge import merge
+from jkvq.pallas_kernels.reference.paged_attention import load_pages
 
 _BLOCK = 8192  # tokens decoded at once, over all sequences
 

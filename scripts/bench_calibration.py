@@ -20,9 +20,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from jkvq.calibration.moments import observe, windows
+from jkvq.calibration.observe import observe, windows
 from jkvq.calibration.prose import default_text
-from jkvq.evaluate import first_tokens
+from jkvq.evaluation.perplexity import first_tokens
 from jkvq.llm import DEFAULT_MODEL, load_plain
 from jkvq.models.config import ModelConfig
 from jkvq.models.decoder import run

@@ -19,19 +19,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jkvq.basis import Calibration, SideCalibration, make_basis
-from jkvq.cache import abstract_stacks
-from jkvq.cache_shape import CacheShape
-from jkvq.pallas_kernels import decode as decoding
-from jkvq.pallas_kernels import write as writing
-from jkvq.pallas_kernels.codecs import FloatCodec
-from jkvq.pallas_kernels.decode import Shift, decode, merge_partials, plan_decode
-from jkvq.pallas_kernels.device import decode_config, write_config
-from jkvq.pallas_kernels.packed import Packed
+from jkvq.cache.basis import Calibration, SideCalibration, make_basis
+from jkvq.cache.layout import abstract_stacks
+from jkvq.cache.shape import CacheShape
+from jkvq.cache.spec import CacheSpec, parse_spec
+from jkvq.cache.windows import window_table
+from jkvq.pallas_kernels.formats.codecs import FloatCodec
+from jkvq.pallas_kernels.formats.packed import Packed
 from jkvq.pallas_kernels.prefill import prefix_attention
-from jkvq.pallas_kernels.write import Side, write
-from jkvq.spec import CacheSpec, parse_spec
-from jkvq.window import window_table
+from jkvq.pallas_kernels.settings import decode_config, write_config
+from jkvq.pallas_kernels.triton import decode as decoding
+from jkvq.pallas_kernels.triton import write as writing
+from jkvq.pallas_kernels.triton.decode import Shift, decode, merge_partials, plan_decode
+from jkvq.pallas_kernels.triton.write import Side, write
 
 H = 128
 # sequences, tokens, KV heads, query heads per KV head

@@ -15,8 +15,8 @@ from rich.console import Console
 from rich.table import Table
 
 from jkvq.llm import DEFAULT_MODEL, compute_dtype
-from jkvq.models.checkpoint import open_checkpoint
-from jkvq.models.converted_folder import ConvertedFolder, write_converted
+from jkvq.models.formats.checkpoint import open_checkpoint
+from jkvq.models.formats.converted_folder import ConvertedFolder, write_converted
 
 ROUNDS = 3
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import jax
 
-from jkvq.pallas_kernels import decode, write
-from jkvq.pallas_kernels.device import tuned_file
-from jkvq.spec import parse_spec
+from jkvq.cache.spec import parse_spec
+from jkvq.pallas_kernels.settings import tuned_file
+from jkvq.pallas_kernels.triton import decode, write
 from scripts.bench_kernels import time_decode, time_write
 
 # programs per multiprocessor, warps, stages

@@ -6,7 +6,12 @@ import jax
 import pytest
 
 import jkvq
-from jkvq.models.catalog import IndexUnavailable, cache_folder, cached_file, fetch_from_index
+from jkvq.models.formats.catalog import (
+    IndexUnavailable,
+    cache_folder,
+    cached_file,
+    fetch_from_index,
+)
 from tests.tiny import tiny_llm
 
 hypothesis.settings.register_profile("jkvq", deadline=None)  # the first example compiles

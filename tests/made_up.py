@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from jkvq.basis import Calibration, SideCalibration
-from jkvq.cache_shape import CacheShape
+from jkvq.cache.basis import Calibration, SideCalibration
+from jkvq.cache.shape import CacheShape
 
 SHAPE = CacheShape(2, 2, 128)
 

@@ -9,34 +9,14 @@ import pytest
 ROOT = Path(__file__).parents[1]
 # From the bottom up: a module may import its own rank and those below.
 RANKS = [
-    ["jkvq.drafted", "jkvq.errors", "jkvq.memory", "jkvq.progress", "jkvq.version"],
+    ["jkvq.support", "jkvq.version"],
     ["jkvq.pallas_kernels"],
-    [
-        *("jkvq.spec", "jkvq.stored", "jkvq.rotation", "jkvq.rotary", "jkvq.pages"),
-        "jkvq.cache_shape",
-    ],
-    ["jkvq.cache", "jkvq.basis", "jkvq.window"],
-    [
-        *("jkvq.layer_cache", "jkvq.page_means", "jkvq.storing"),
-        *("jkvq.kernel_attention", "jkvq.attention"),
-    ],
-    ["jkvq.models"],
+    ["jkvq.cache.shape"],
+    ["jkvq.cache", "jkvq.attention", "jkvq.models"],
     ["jkvq.calibration"],
-    [
-        *("jkvq.baselines", "jkvq.batch", "jkvq.calibrate", "jkvq.check", "jkvq.compile_clock"),
-        *(
-            "jkvq.convert",
-            "jkvq.detokenize",
-            "jkvq.evaluate",
-            "jkvq.fidelity",
-            "jkvq.footprint",
-            "jkvq.generate",
-        ),
-        *("jkvq.implementation", "jkvq.llm", "jkvq.load", "jkvq.niah", "jkvq.plots"),
-        *("jkvq.prompt", "jkvq.reconstruct", "jkvq.sampling", "jkvq.steps"),
-    ],
+    ["jkvq.llm", "jkvq.engine", "jkvq.evaluation", "jkvq.loading"],
     ["jkvq"],
-    ["jkvq.cli", "jkvq.cli_eval", "jkvq.cli_shared"],
+    ["jkvq.cli"],
     ["scripts"],
 ]
 
@@ -94,10 +74,12 @@ def test_imports_run_one_way():
 
 
 def test_imports_upward_would_be_seen(tmp_path):
-    (tmp_path / "x.py").write_text("def f():\n    from jkvq.generate import generate\n")
-    assert _imports(tmp_path / "x.py") == ["jkvq.generate"]
+    (tmp_path / "x.py").write_text("def f():\n    from jkvq.engine.generate import generate\n")
+    assert _imports(tmp_path / "x.py") == ["jkvq.engine.generate"]
     assert (
-        _rank("jkvq.generate") > _rank("jkvq.models.decoder") > _rank("jkvq.pallas_kernels.merge")
+        _rank("jkvq.engine.generate")
+        > _rank("jkvq.models.decoder")
+        > _rank("jkvq.pallas_kernels.reference.merge")
     )
 
 

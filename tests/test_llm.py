@@ -4,7 +4,7 @@ import pytest
 
 import jkvq
 from jkvq.llm import weight_bytes
-from jkvq.models.converted_folder import write_converted
+from jkvq.models.formats.converted_folder import write_converted
 from tests.tiny import CONFIG
 
 

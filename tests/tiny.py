@@ -9,12 +9,12 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from jkvq.basis import make_basis
+from jkvq.cache.basis import make_basis
+from jkvq.cache.spec import PRESETS, parse_spec
 from jkvq.llm import LLM, with_cache
 from jkvq.models.config import ModelConfig
 from jkvq.models.decoder import Params, abstract_params
 from jkvq.models.tokenizer import Tokenizer
-from jkvq.spec import PRESETS, parse_spec
 
 EOS = 256
 CONFIG = ModelConfig(

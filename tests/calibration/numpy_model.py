@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jkvq.calibration.moments import spread
+from jkvq.calibration.observe import spread
 from jkvq.models.config import ModelConfig
 from tests import reference
 from tests.tiny import CONFIG

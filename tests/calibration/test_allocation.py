@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jkvq.cache.stored import BLOCK_GROUPS
 from jkvq.calibration.allocation import WIDEST, allocate, allocations, cost, greedy
-from jkvq.stored import BLOCK_GROUPS
 
 SCORES = st.lists(st.floats(1e-6, 1e6), min_size=1, max_size=4)
 

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 import jkvq
-from jkvq.calibrate import Corpus
+from jkvq.cache.spec import parse_spec
 from jkvq.calibration.artefact import (
     default_folder,
     find_artefact,
     load_artefact,
     save_artefact,
 )
-from jkvq.spec import parse_spec
+from jkvq.loading.calibrate import Corpus
 from tests.tiny import tiny_llm
 
 TEXT = Corpus("fox", "The quick brown fox jumps over the lazy dog. " * 5)

@@ -7,8 +7,8 @@ import pytest
 from typer.testing import CliRunner
 
 import jkvq
-from jkvq.cli import app
-from jkvq.models.converted_folder import write_converted
+from jkvq.cli.main import app
+from jkvq.models.formats.converted_folder import write_converted
 from tests.tiny import CONFIG
 
 

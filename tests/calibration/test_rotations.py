@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 import scipy.linalg
 
+from jkvq.cache.fixed_rotations import hadamard
 from jkvq.calibration import rotations
-from jkvq.rotation import hadamard
 
 
 def _second(L=2, K=3, H=32, seed=0):

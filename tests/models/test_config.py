@@ -6,8 +6,7 @@ import pytest
 
 from jkvq import UserError
 from jkvq.models.config import FAMILIES, ModelConfig, from_gguf, from_hf
-
-from .helpers import LLAMA3_ROPE, config_dict
+from tests.models.helpers import LLAMA3_ROPE, config_dict
 
 LLAMA31_ROPE = {
     "rope_type": "llama3",

@@ -7,13 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jkvq.basis import make_basis
-from jkvq.cache import KVCache, empty_cache
+from jkvq.cache.basis import make_basis
+from jkvq.cache.layout import KVCache, empty_cache
+from jkvq.cache.spec import parse_spec
 from jkvq.models.decoder import forward, logits
-from jkvq.models.hf_folder import HFFolder
-from jkvq.spec import parse_spec
-
-from .helpers import CASES, save_random_model
+from jkvq.models.formats.hf_folder import HFFolder
+from tests.models.helpers import CASES, save_random_model
 
 torch = pytest.importorskip("torch")
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jkvq.pallas_kernels.prefill import exact_attention, prefix_attention, self_attention
-from tests.pallas_kernels.test_paged_attention import LAYER, Stored
+from tests.pallas_kernels.reference.test_paged_attention import LAYER, Stored
 from tests.reference import attention
 
 SCALE = 0.2

@@ -1,0 +1,267 @@
+"""What each method makes of the moments of a text."""
+
+from dataclasses import dataclass, field, replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float
+
+from jkvq.cache.basis import Calibration, SideCalibration
+from jkvq.cache.fixed_rotations import hadamard
+from jkvq.calibration import rotations
+from jkvq.calibration.allocation import SCORES, allocations
+from jkvq.calibration.centroids import kmeans
+from jkvq.calibration.observe import WINDOW, Captured, Moments
+from jkvq.models.config import ModelConfig
+from jkvq.models.decoder import Params
+from jkvq.support.errors import UserError, nearest
+from jkvq.support.progress import count_bar
+
+METHODS = {
+    "jkvq": "means and balanced rotations of keys and values: for jkvq-*",
+    "oscar": "OSCAR's rotations of keys and values, and clip ratios if asked for: for oscar-*",
+    "hessian": "SAW-INT4's Hessian rotation of keys: for hessian-int4",
+    "kmeans": "k-means centroids of keys and of values: for kmeans*",
+    "blockgtq": "widths of the keys' rotary blocks: for blockgtq-*",
+    "center": "means alone: for any cache with center=true",
+}
+_LITTLE = 1e-3  # the part of all tokens that counts for those behind windows
+_DAMPING, _PACKED_DAMPING = 1e-3, 3e-2  # of moments of all tokens, and of those behind windows
+KEY_TARGETS = ("q", "sq", "k")
+VALUE_TARGETS = ("output", "weighted", "v")
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a method calibrates; the defaults are what the presets want.
+
+    shared: one rotation for all KV heads of a layer, as OSCAR's published artefacts have.
+    key_target, value_target: of method oscar, the second moment whose eigenvectors a rotation
+        takes: of the queries ("q"), of the queries as the keys receive them ("sq") or of the keys
+        ("k"); of the attention output ("output"), of the values weighted by their scores
+        ("weighted") or alone ("v").
+    without: factors of OSCAR's rotation to leave out: eigenvectors, hadamard, bit-reversal.
+    order: of the block Hadamard behind the Hessian rotation; None is the largest up to 128.
+    centroids, starts, seed: of k-means.
+    score: by which rotary blocks get their bits.
+    clip_for: a cache whose clip ratios are chosen for each layer.
+    window: tokens that see each other; a text is cut into such windows.
+    context: the length of the sequences to serve; None is the model's context.
+    """
+
+    shared: bool = False
+    key_target: str = "q"
+    value_target: str = "output"
+    without: tuple[str, ...] = ()
+    order: int | None = None
+    centroids: int = 256
+    starts: int = 3
+    seed: int = 0
+    score: str = "qk_avg"
+    clip_for: str | None = None
+    window: int = WINDOW
+    context: int | None = None
+
+    def __post_init__(self):
+        def one_of(name: str, value: str, known):
+            if value not in known:
+                raise UserError(f"{name}={value} is not known: {nearest(value, known)}")
+
+        one_of("key_target", self.key_target, KEY_TARGETS)
+        one_of("value_target", self.value_target, VALUE_TARGETS)
+        one_of("score", self.score, SCORES)
+        for factor in self.without:
+            one_of("without", factor, rotations.FACTORS)
+        for name, least, most in (
+            ("centroids", 1, 65536),
+            ("starts", 1, 100),
+            ("window", 64, 2**20),
+            ("context", 64, 2**24),
+        ):
+            given = getattr(self, name)
+            if given is not None and not least <= given <= most:
+                raise UserError(f"{name}={given}: allowed: {least} to {most}")
+
+
+@dataclass(frozen=True)
+class Spectra:
+    """What is drawn of one side: eigenvalues of its rotation's target, energy of its channels."""
+
+    eigenvalues: Float[np.ndarray, "L K H"] | None = None
+    energy_before: Float[np.ndarray, "L K H"] | None = None
+    energy_after: Float[np.ndarray, "L K H"] | None = None
+
+
+@dataclass(frozen=True)
+class Solution:
+    """A calibration with what there is to see of it."""
+
+    calibration: Calibration
+    key: Spectra = field(default_factory=Spectra)
+    value: Spectra = field(default_factory=Spectra)
+
+
+def method_label(method: str, options: Options) -> str:
+    """The method, with its number of centroids if it has them."""
+    return f"kmeans{options.centroids}" if method == "kmeans" else method
+
+
+def check_method(method: str, options: Options, config: ModelConfig, tokens: int) -> None:
+    """Refuses what cannot be calibrated."""
+    head_dim = config.head_dim
+    if method not in METHODS:
+        raise UserError(f"method '{method}' is not known: {nearest(method, METHODS)}")
+    if tokens < head_dim:
+        raise UserError(
+            f"tokens={tokens}: at least {head_dim} are needed, as many as a head has channels, "
+            "and some thousands are good"
+        )
+    if method in ("jkvq", "oscar") and head_dim.bit_count() != 1:
+        raise UserError(
+            f"head_dim={head_dim}: method {method} needs a power of two; use method center with "
+            "saw-int4,center=true,recent=64,sink=64"
+        )
+    if options.context is not None and options.context > config.context:
+        raise UserError(
+            f"context={options.context}: give at most the model's, which is {config.context}"
+        )
+    if options.order is not None and head_dim % options.order:
+        raise UserError(f"order={options.order}: it must divide the {head_dim} channels of a head")
+    if method == "kmeans" and tokens < options.centroids:
+        raise UserError(
+            f"centroids={options.centroids}: at least as many tokens are needed, and tokens is "
+            f"{tokens}"
+        )
+    targets = options.key_target, options.value_target
+    if method != "oscar" and targets != (Options.key_target, Options.value_target):
+        raise UserError(
+            f"key_target={options.key_target}, value_target={options.value_target}: other targets "
+            f"than {Options.key_target} and {Options.value_target} only with method oscar, and the "
+            f"method is {method}"
+        )
+    if method != "oscar" and options.without:
+        raise UserError(f"without={'+'.join(options.without)}: only with method oscar")
+    if options.clip_for is not None and method not in ("jkvq", "oscar"):
+        raise UserError(f"clip_for={options.clip_for}: only with method oscar or jkvq")
+
+
+def solve(
+    method: str,
+    options: Options,
+    moments: Moments,
+    captured: Captured | None,
+    projected: Float[np.ndarray, "L K H H"],
+) -> Solution:
+    """The parts that a method's caches need; the means are in all of them.
+
+    ``projected`` is what the output projections read of values (``output_projections``).
+    """
+    label = method_label(method, options)
+    if method == "jkvq":
+        return _balanced(label, options, moments, projected)
+    if method == "oscar":
+        return _rotated(label, options, moments)
+    key, value = _centred(moments)
+    spectra = Spectra()
+    if method == "hessian":
+        H = moments.qq.shape[-1]
+        R = rotations.hessian(moments.qq, options.order or min(128, H & -H))
+        key = replace(key, rotation=_float32(R))
+        spectra = _spectra(rotations.eigen(rotations.shared(moments.qq)).values, moments.kk, R)
+    elif method == "kmeans":
+        assert captured is not None
+        key = replace(key, centroids=_centroids("key", captured.key, options))
+        value = replace(value, centroids=_centroids("value", captured.value, options))
+    elif method == "blockgtq":
+        score = SCORES[options.score](moments.q_energy, moments.k_energy)
+        key = replace(key, widths=allocations(score))
+    return Solution(Calibration(key, value, label), key=spectra)
+
+
+def output_projections(config: ModelConfig, params: Params) -> Float[np.ndarray, "L K H H"]:
+    """W_o^T W_o of the channels of each KV head, summed over the query heads that read it."""
+    found = []
+    for layer in range(config.layers):
+        weight = np.asarray(params["layers"][layer]["attention"]["o"]["weight"], np.float32)
+        heads = weight.reshape(len(weight), config.kv_heads, -1, config.head_dim)
+        found.append(np.einsum("dkgh,dkgi->khi", heads, heads, optimize=True))
+    return np.stack(found).astype(np.float64)
+
+
+def _centred(moments: Moments) -> tuple[SideCalibration, SideCalibration]:
+    """The means of keys and of values: weighted by all scores, and plain for use behind windows."""
+    key = {"mean": moments.read.k_mean, "packed_mean": moments.k_mean_in_page}
+    value = {"mean": moments.read.v_mean, "packed_mean": moments.v_mean}
+    return tuple(SideCalibration(**jax.tree.map(_float32, side)) for side in (key, value))
+
+
+def _balanced(label, options: Options, moments: Moments, projected) -> Solution:
+    """Balanced rotations: of all tokens, and of those that queries read behind windows.
+
+    The latter are few, and differ from text to text: they are damped more, and centred plainly.
+    """
+    # Texts that are shorter than the windows have none of these: then they are as all tokens.
+    packed = jax.tree.map(lambda a, b: a + _LITTLE * b, moments.packed, moments.read)
+    sides = dict(zip(("key", "value"), _centred(moments), strict=True))
+    spectra = {}
+    for prefix, read, damping in (
+        ("packed_", packed, _PACKED_DAMPING),
+        ("", moments.read, _DAMPING),
+    ):
+        for name, stored, reading in (
+            ("key", read.k_covariance, read.qq),
+            ("value", read.v_covariance, projected),
+        ):
+            moved = [rotations.shared(x) if options.shared else x for x in (stored, reading)]
+            M, spread = rotations.balanced(*moved, damping)
+            found = {f"{prefix}rotation": M, f"{prefix}spread": spread}
+            sides[name] = replace(sides[name], **jax.tree.map(_float32, found))
+            spectra[name] = _spectra(spread, stored, M @ hadamard(M.shape[-1]))
+    return Solution(Calibration(**sides, method=label), **spectra)
+
+
+def _rotated(label, options: Options, moments: Moments) -> Solution:
+    """OSCAR's rotations."""
+    kk, vv = moments.kk, moments.vv
+    targets = {
+        "key": {"q": moments.qq, "sq": moments.sq, "k": kk}[options.key_target],
+        "value": {"output": moments.output, "weighted": moments.read.vv[..., :-1, :-1], "v": vv}[
+            options.value_target
+        ],
+    }
+    sides, spectra = dict(zip(targets, _centred(moments), strict=True)), {}
+    for name, second in targets.items():
+        target = rotations.shared(second) if options.shared else second
+        R = rotations.oscar(target, options.without)
+        sides[name] = replace(sides[name], rotation=_float32(R))
+        spectra[name] = _spectra(rotations.eigen(target).values, kk if name == "key" else vv, R)
+    return Solution(Calibration(**sides, method=label), **spectra)
+
+
+def _spectra(eigenvalues, stored, R) -> Spectra:
+    turned = np.einsum("...hi,...hj,...ji->...i", R, stored, R, optimize=True)
+    return Spectra(
+        _float32(eigenvalues),
+        _float32(np.diagonal(stored, axis1=-2, axis2=-1)),
+        _float32(turned),
+    )
+
+
+def _centroids(name: str, tokens: np.ndarray, options: Options) -> np.ndarray:
+    L, T, K, H = tokens.shape
+    found = []
+    with count_bar(f"Clustering {name}s", L) as bar:
+        for layer in tokens:
+            flat = jnp.asarray(layer.reshape(T, K * H))
+            found.append(
+                np.asarray(
+                    kmeans(flat, options.centroids, seed=options.seed, starts=options.starts)
+                )
+            )
+            bar.advance(1)
+    return np.stack(found).reshape(L, options.centroids, K, H)
+
+
+def _float32(x) -> np.ndarray:
+    return np.ascontiguousarray(x, np.float32)

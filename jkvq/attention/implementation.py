@@ -1,0 +1,54 @@
+"""Which implementation of the cache's ops runs a model: the GPU kernels or plain JAX."""
+
+from typing import get_args
+
+from jkvq.cache.spec import CacheSpec, SideSpec
+from jkvq.models.config import ModelConfig
+from jkvq.pallas_kernels.settings import Implementation, has_gpu
+from jkvq.pallas_kernels.triton.tiles import ROWS
+from jkvq.support.errors import UserError, nearest
+
+_HEAD_DIMS = (64, 128, 256)
+_SHORTEST_PAGE = 16
+_WIDEST_LLOYD = 4
+
+
+def choose_implementation(name: str | None, config: ModelConfig, spec: CacheSpec) -> Implementation:
+    """The implementation called ``name``, or the best here; refuses one that cannot serve."""
+    names = get_args(Implementation)
+    if name is not None and name not in names:
+        raise UserError(f"implementation '{name}' is not known: {nearest(name, names)}")
+    limit = None if name == "reference" else _limit(config, spec)
+    if name is None:
+        return "pallas" if has_gpu() and limit is None else "reference"
+    if limit is not None:
+        raise UserError(f"implementation {name}: {limit}; use reference")
+    if name == "pallas" and not has_gpu():
+        raise UserError(
+            "implementation pallas needs an NVIDIA GPU of compute capability 8 or more, and there "
+            "is none here; use reference"
+        )
+    return name  # pyright: ignore[reportReturnType]
+
+
+def _limit(config: ModelConfig, spec: CacheSpec) -> str | None:
+    """What the kernels cannot do of a model and its cache."""
+    if config.head_dim not in _HEAD_DIMS:
+        allowed = ", ".join(map(str, _HEAD_DIMS))
+        return f"the kernels take heads of {allowed} channels, and this model has {config.head_dim}"
+    if config.heads > ROWS * config.kv_heads:
+        groups = config.heads // config.kv_heads
+        return f"the kernels take up to {ROWS} query heads per KV head, and this model has {groups}"
+    if spec.page < _SHORTEST_PAGE:
+        return f"the kernels take pages of {_SHORTEST_PAGE} tokens or more, and page={spec.page}"
+    return _side_limit("key", spec.key) or _side_limit("value", spec.value)
+
+
+def _side_limit(name: str, side: SideSpec) -> str | None:
+    if side.codec == "float" and side.bits == 32:
+        return f"the kernels take 16-bit floats, and {name}.bits=32"
+    lloyd = side.codec == "lloyd" and side.allocation == "uniform"
+    if lloyd and side.bits > _WIDEST_LLOYD:
+        most = _WIDEST_LLOYD
+        return f"the kernels take Lloyd codes of up to {most} bits, and {name}.bits={side.bits}"
+    return None

@@ -1,0 +1,1 @@
+"""The KV cache: what a spec stores, where it lies, and the basis it is stored in."""

@@ -1,0 +1,340 @@
+"""The basis of the cache: what a spec does to keys and values before they are coded.
+
+Keys are stored as (k - mean) R and met by q R^-T, which gives q . (k - mean). Their mean has a
+rotary position, as they do: it stands in the middle of a key's page, so that what it adds to the
+scores of a query is one number for each page (page_means.py). Values are stored as (v - mean) R,
+which is folded into the weights at load (models/fold.py). Both change nothing by themselves. R is
+orthogonal, and R^-T is R, but for the rotation "balanced": any invertible matrix.
+"""
+
+import dataclasses
+from dataclasses import dataclass, field
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Float16, Int
+
+from jkvq.cache.fixed_rotations import (
+    bit_reversal,
+    block_hadamard,
+    fixed_rotation,
+    hadamard,
+    random_rotation,
+)
+from jkvq.cache.shape import CacheShape
+from jkvq.cache.spec import CALIBRATED_ROTATIONS, EXACT, CacheSpec, SideSpec
+from jkvq.cache.stored import BLOCK_GROUPS
+from jkvq.pallas_kernels.formats.codecs import (
+    AffineCodec,
+    Codec,
+    DigitCodec,
+    FloatCodec,
+    LloydCodec,
+)
+from jkvq.pallas_kernels.formats.digits import PARTS, relative_step
+from jkvq.pallas_kernels.formats.lloyd import Allocation, make_allocation
+from jkvq.pallas_kernels.formats.packed import LayerIndex
+from jkvq.pallas_kernels.rotary import angles, rotate, rotated_dots
+from jkvq.pallas_kernels.triton.write import Turn
+from jkvq.support.errors import UserError
+
+
+@dataclass(frozen=True)
+class SideCalibration:
+    """What calibration found for one side; each part is there if its method needs it."""
+
+    mean: Float[np.ndarray, "L K H"] | None = None  # of keys, as if a page's middle stood at 0
+    rotation: Float[np.ndarray, "L K H H"] | None = None
+    spread: Float[np.ndarray, "L K H"] | None = None  # variance along a balanced rotation, falling
+    packed_mean: Float[np.ndarray, "L K H"] | None = None  # for a cache with windows, if it differs
+    packed_rotation: Float[np.ndarray, "L K H H"] | None = None  # the same
+    packed_spread: Float[np.ndarray, "L K H"] | None = None  # the same
+    clip: Float[np.ndarray, " L"] | None = None
+    centroids: Float[np.ndarray, "L C K H"] | None = None  # of keys or values as they are
+    widths: Int[np.ndarray, "8 L K H/2"] | None = None  # of rotary blocks, for 1 to 8 bits each
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What calibration found for a model.
+
+    method: that made the rotations; None fits any cache.
+    weights: the fingerprint of the model's weights; None fits any model of the right shape.
+    """
+
+    key: SideCalibration = SideCalibration()
+    value: SideCalibration = SideCalibration()
+    method: str | None = None
+    weights: str | None = None
+
+
+def methods_for(spec: CacheSpec) -> tuple[str, ...]:
+    """The methods whose calibration serves a spec, the one made for it first.
+
+    There are none if it needs none. "kmeans" is followed by its number of centroids.
+    """
+    sides = (spec.key, spec.value)
+    rotations = {side.rotation for side in sides}
+    centroids = max(side.centroids for side in sides)
+    if centroids:
+        return (f"kmeans{centroids}",)
+    if "blocks" in (side.allocation for side in sides):
+        return ("blockgtq",)
+    if "hessian" in rotations:
+        return ("hessian",)
+    center = any(side.center for side in sides)
+    if "balanced" in rotations:
+        return ("jkvq",)
+    if "oscar" in rotations:
+        return ("oscar",)
+    return ("center", "jkvq", "oscar", "hessian", "blockgtq") if center else ()
+
+
+def calibrate_command(spec: CacheSpec, model: str = "MODEL") -> str:
+    """The command line that makes the calibration that a spec needs."""
+    method = methods_for(spec)[0]
+    if method.startswith("kmeans"):
+        method = f"kmeans --centroids {method.removeprefix('kmeans')}"
+    return f"jkvq calibrate --model {model} --method {method}"
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class SideBasis:
+    """One side of every layer: its basis and its codecs' arrays."""
+
+    mean: Float[Array, "L K H"] | None
+    frequency: Float[Array, "1 H/2"] | None  # by which the mean turns, of keys
+    rotation: Float[Array, "L K H H"] | Float[Array, "1 1 H H"] | None
+    dual: Float[Array, "L K H H"] | None  # R^-T; None where it is R itself
+    clip: Float[Array, " L"] | None
+    centroids: Float[Array, "L C K H"] | None
+    allocation: Allocation | None  # arrays with a leading L
+    spec: SideSpec = field(metadata={"static": True})
+
+    def enter(
+        self, x: Float[Array, "B T K H"], layer: LayerIndex, middle: Int[Array, "B T"] | None
+    ) -> Float[Array, "B T K H"]:
+        """(x - mean) R, in float32 unless it is x itself; keys with the middles of their pages."""
+        if self.mean is not None:
+            x = x.astype(jnp.float32) - self.mean_at(layer, middle)
+        return _turned(x, self.of_layer(layer).own("rotation"))
+
+    def leave(self, x: Float[Array, "B T K H"], layer: LayerIndex) -> Float[Array, "B T K H"]:
+        """x R^-1, in float32 unless it is x itself: without the mean, what ``enter`` undoes."""
+        dual = self.of_layer(layer).own("dual")
+        return _turned(x, None if dual is None else dual.swapaxes(-1, -2))
+
+    def mean_at(
+        self, layer: LayerIndex, middle: Int[Array, "B T"] | None
+    ) -> Float[Array, "#B #T K H"]:
+        """The mean in the middle of pages; that of values stands still."""
+        assert self.mean is not None
+        if self.frequency is None:
+            return self.mean[layer][None, None]
+        assert middle is not None
+        turns = (x.astype(jnp.float32) for x in self._standing(middle))
+        return rotate(self.mean[layer][None, None], *turns)
+
+    def _standing(
+        self, middle: Int[Array, "*n"]
+    ) -> tuple[Float16[Array, "*n H/2"], Float16[Array, "*n H/2"]]:
+        """(cos, sin) of the mean's angles: what keys lose is what scores get, however rounded."""
+        assert self.frequency is not None
+        cos, sin = angles(self.frequency[0], middle)
+        return cos.astype(jnp.float16), sin.astype(jnp.float16)
+
+    def entered_mean(self, layer: LayerIndex, middle: Int[Array, "B S"]) -> Float[Array, "B S K H"]:
+        """What ``enter`` takes off, in the basis of the cache."""
+        return _turned(self.mean_at(layer, middle), self.of_layer(layer).own("rotation"))
+
+    def mean_scores(
+        self, q: Float[Array, "B T N H"], layer: LayerIndex, middle: Int[Array, " P"]
+    ) -> Float[Array, "B T N P"]:
+        """q . mean, with the mean in the middle of each of P pages."""
+        assert self.mean is not None
+        mean = jnp.repeat(self.mean[layer], q.shape[2] // self.mean.shape[1], axis=0)
+        turns = (x.astype(jnp.float32) for x in self._standing(middle))
+        return rotated_dots(q, mean[None, None], *turns)
+
+    def of_layer(self, layer: LayerIndex, middle: Int[Array, "B T"] | None = None) -> Turn:
+        """The mean and the rotation of one layer, for tokens in pages with these middles."""
+        dual = self.rotation if self.dual is None else self.dual
+        standing = None
+        if self.frequency is not None and middle is not None:
+            cos, sin = self._standing(middle)
+            standing = jnp.concatenate([cos, cos], -1), jnp.concatenate([-sin, sin], -1)
+        return Turn(self.mean, self.rotation, dual, layer, standing)
+
+    def turn(self, q: Float[Array, "B T N H"], layer: LayerIndex) -> Float[Array, "B T N H"]:
+        """q R^-T, each query head by its KV head's R; float32 unless it is q itself."""
+        return _turned(q, self.of_layer(layer).own("dual"))
+
+    def codec(self, layer: LayerIndex) -> Codec:
+        spec = self.spec
+        if spec.codec == "float":
+            return FloatCodec({16: jnp.bfloat16, 32: jnp.float32}[spec.bits])
+        if spec.codec == "lloyd":
+            if self.allocation is None:
+                return LloydCodec(spec.bits, spec.step)
+            allocation = jax.tree.map(lambda x: x[layer], self.allocation)
+            return LloydCodec(spec.bits, spec.step, allocation)
+        if spec.digits:
+            return DigitCodec(spec.bits, spec.digits)
+        clip = None if self.clip is None else self.clip[layer]
+        centroids = None if self.centroids is None else self.centroids[layer]
+        return AffineCodec(spec.bits, spec.group, spec.step, clip, centroids)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Basis:
+    """Both sides of every layer."""
+
+    key: SideBasis
+    value: SideBasis
+    exact_layers: tuple[int, ...] = field(metadata={"static": True})
+
+    def moved(self, first: Int[Array, ""] | int) -> "Basis":
+        """For sequences whose first token stands at the rotary position ``first``."""
+        key = self.key
+        if key.mean is None or key.frequency is None or (isinstance(first, int) and first == 0):
+            return self
+        cos, sin = angles(key.frequency[0], jnp.asarray(first)[None])
+        mean = rotate(key.mean, cos, sin)
+        return dataclasses.replace(self, key=dataclasses.replace(key, mean=mean))
+
+    def layer(self, layer: int) -> tuple[SideBasis, SideBasis]:
+        """The sides of one layer; an exact one keeps everything as it is."""
+        return (_PLAIN, _PLAIN) if layer in self.exact_layers else (self.key, self.value)
+
+
+_PLAIN = SideBasis(None, None, None, None, None, None, None, EXACT)
+
+
+def _turned(x: Float[Array, "B T N H"], R: Float[Array, "k H H"] | None) -> Float[Array, "B T N H"]:
+    """x R, each of k equal shares of the heads with its own R."""
+    if R is None:
+        return x
+    B, T, N, H = x.shape
+    grouped = x.astype(jnp.float32).reshape(B, T, len(R), N // len(R), H)
+    turned = jnp.einsum("btkgh,khi->btkgi", grouped, R, precision="highest")
+    return turned.reshape(x.shape)
+
+
+def make_basis(
+    spec: CacheSpec,
+    shape: CacheShape,
+    calibration: Calibration | None,
+    frequency: Float[np.ndarray, " H/2"] | None = None,
+) -> Basis:
+    """The basis of a spec; refuses one that needs a calibration it is not given.
+
+    ``frequency`` is that of the model's rotary pairs; None is one without rotary positions.
+    """
+    found = calibration or Calibration()
+    rotations = {spec.key.rotation, spec.value.rotation}.intersection(CALIBRATED_ROTATIONS)
+    if found.method and rotations and found.method not in methods_for(spec):
+        raise UserError(
+            f"this cache turns with rotation {' and '.join(sorted(rotations))}, and the "
+            f"calibration is of method {found.method}: make one with `{calibrate_command(spec)}`"
+        )
+    key = _side("key", spec, shape, found.key, seed=0)
+    if key.mean is not None:
+        frequency = np.zeros(shape.head_dim // 2) if frequency is None else frequency
+        key = dataclasses.replace(key, frequency=jnp.asarray(frequency, jnp.float32)[None])
+    return Basis(key, _side("value", spec, shape, found.value, seed=1), spec.exact_layers)
+
+
+def _side(name: str, cache: CacheSpec, shape: CacheShape, found: SideCalibration, seed: int):
+    spec: SideSpec = getattr(cache, name)
+    L, K, H = shape
+    if cache.windowed:
+        behind = {part: getattr(found, f"packed_{part}") for part in ("mean", "rotation", "spread")}
+        found = dataclasses.replace(found, **{k: x for k, x in behind.items() if x is not None})
+
+    def need(part: str, *expected: int) -> Array:
+        array = getattr(found, part)
+        if array is None:
+            raise UserError(
+                f"this cache needs a calibration with the {part} of the {name}s: make one with "
+                f"`{calibrate_command(cache)}`"
+            )
+        if array.shape != expected:
+            raise UserError(
+                f"the calibration's {name} {part} has shape {array.shape}, and this model and "
+                f"cache need {expected}: make one with `{calibrate_command(cache)}`"
+            )
+        return jnp.asarray(array)
+
+    allocation, dual = None, None
+    if spec.allocation == "blocks":
+        widths = np.asarray(need("widths", 8, L, K, H // 2), np.int32)[spec.bits - 1]
+        rotation, allocation = _blocks(widths, spec.bits, seed)
+    elif spec.rotation in CALIBRATED_ROTATIONS:
+        rotation = need("rotation", L, K, H, H).astype(jnp.float32)
+        if spec.rotation == "balanced":
+            mixed = _mixed(np.asarray(rotation), np.asarray(need("spread", L, K, H)), spec)
+            dual = jnp.asarray(np.linalg.inv(mixed).swapaxes(-1, -2), jnp.float32)
+            rotation = jnp.asarray(mixed, jnp.float32)
+    else:
+        matrix = fixed_rotation(spec.rotation, H, seed)
+        rotation = None if matrix is None else jnp.asarray(matrix[None, None], jnp.float32)
+    clip = None
+    if spec.clip < 1:
+        clip = jnp.full(L, spec.clip) if found.clip is None else need("clip", L)
+    mean = need("mean", L, K, H).astype(jnp.float32) if spec.center else None
+    basis = SideBasis(mean, None, rotation, dual, clip, None, allocation, spec)
+    if not spec.centroids:
+        return basis
+    # Distances are the same in every basis: so are the tokens that share a centroid.
+    given = need("centroids", L, spec.centroids, K, H).astype(jnp.float32)
+    centroids = jnp.stack([basis.enter(given[layer][None], layer, None)[0] for layer in range(L)])
+    return dataclasses.replace(basis, centroids=centroids)
+
+
+def _mixed(
+    rotation: Float[np.ndarray, "L K H H"], spread: Float[np.ndarray, "L K H"], spec: SideSpec
+) -> Float[np.ndarray, "L K H H"]:
+    """The directions of a balanced rotation, mixed so that all channels are alike.
+
+    With digits each quarter is mixed by itself, and scaled to the step that all have in common.
+    """
+    H, rotation = rotation.shape[-1], rotation.astype(np.float64)
+    if not spec.digits:
+        return rotation @ hadamard(H)[:, bit_reversal(H)]
+    size = H // PARTS
+    deviation = np.sqrt(spread.reshape(*spread.shape[:-1], PARTS, size).mean(-1))
+    steps = [relative_step(spec.bits, count) if count else 1.0 for count in spec.digits]
+    scale = np.repeat(1 / (deviation * steps), size, axis=-1)
+    return rotation @ block_hadamard(H, size) * scale[..., None, :]
+
+
+def _blocks(widths: np.ndarray, bits: int, seed: int) -> tuple[Array, Allocation]:
+    """Block-GTQ: the rotation that gathers the channels of equal width and turns each group.
+
+    Block i of a head is the channels i and i + H/2. Groups stand widest first.
+    """
+    L, K, half = widths.shape
+    if widths.min() < 1 or widths.max() > 8 or (widths.sum(-1) != bits * half).any():
+        raise UserError(
+            f"block widths must be 1 to 8 bits and average {bits} in every head; these are "
+            f"{widths.min()} to {widths.max()} and average {widths.mean():.3g}"
+        )
+    channel_widths = np.concatenate([widths, widths], axis=-1)  # [L, K, H]
+    order = np.argsort(-channel_widths, axis=-1, kind="stable")
+    width = np.take_along_axis(channel_widths, order, axis=-1)
+    group = np.cumsum(np.diff(width, axis=-1, prepend=width[..., :1]) != 0, axis=-1)
+    if group.max() >= BLOCK_GROUPS:
+        raise UserError(
+            f"a head has {group.max() + 1} different block widths; {BLOCK_GROUPS} may be stored"
+        )
+    rotation = np.zeros((L, K, 2 * half, 2 * half))
+    for layer, head in np.ndindex(L, K):
+        for index in range(group[layer, head].max() + 1):
+            columns = np.flatnonzero(group[layer, head] == index)
+            rows = order[layer, head, columns]
+            rotation[layer, head][np.ix_(rows, columns)] = random_rotation(len(columns), seed)
+    allocation = make_allocation(width, group, groups=BLOCK_GROUPS)
+    return jnp.asarray(rotation, jnp.float32), allocation

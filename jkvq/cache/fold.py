@@ -1,0 +1,79 @@
+"""Folding a cache's value basis into the weights: free at run time, exact by construction.
+
+Values are stored as (v - mean) R. W_v and its bias make them so, and W_o and its bias, turned by
+R^-T, take the output back: the weights of a query add up to one, so its output is short by the
+mean exactly.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from jkvq.cache.basis import Basis
+from jkvq.models.config import ModelConfig
+from jkvq.models.decoder import Params
+
+
+def fold_values(
+    config: ModelConfig, params: Params, basis: Basis
+) -> tuple[ModelConfig, Params, Basis]:
+    """The model whose values come in the cache's basis, and the basis that leaves them alone."""
+    side = basis.value
+    if side.mean is None and side.rotation is None:
+        return config, params, basis
+    layers = {
+        layer: params["layers"][layer]
+        if layer in basis.exact_layers
+        else _fold_layer(config, params["layers"][layer], basis, layer)
+        for layer in range(config.layers)
+    }
+    folded = dataclasses.replace(
+        basis, value=dataclasses.replace(side, mean=None, rotation=None, dual=None)
+    )
+    if side.mean is None and not config.v_bias:
+        return config, {**params, "layers": layers}, folded
+    config = dataclasses.replace(config, v_bias=True, out_bias=True)
+    for layer in basis.exact_layers:
+        layers[layer] = _with_biases(config, layers[layer])
+    return config, {**params, "layers": layers}, folded
+
+
+def _fold_layer(config: ModelConfig, layer: Params, basis: Basis, index: int) -> Params:
+    K, H, G = config.kv_heads, config.head_dim, config.heads // config.kv_heads
+    dtype = layer["attention"]["v"]["weight"].dtype
+    side = basis.value
+    layer = _with_biases(config, layer) if side.mean is not None or config.v_bias else layer
+    v, o = (
+        jax.tree.map(lambda x: x.astype(jnp.float32), layer["attention"][name]) for name in "vo"
+    )
+    turn = side.of_layer(index)
+    R, dual = (
+        jnp.broadcast_to(jnp.eye(H)[None] if x is None else x, (K, H, H))
+        for x in (turn.own("rotation"), turn.own("dual"))
+    )
+    weight = jnp.einsum("khd,khi->kid", v["weight"].reshape(K, H, -1), R, precision="highest")
+    out = o["weight"].reshape(-1, K, G, H)
+    new_v = {"weight": weight.reshape(K * H, -1)}
+    turned_out = jnp.einsum("dkgh,khi->dkgi", out, dual, precision="highest")
+    new_o = {"weight": turned_out.reshape(-1, K * G * H)}
+    if "bias" in v:
+        mean = jnp.zeros((K, H)) if side.mean is None else side.mean[index]
+        centred = v["bias"].reshape(K, H) - mean
+        turned = jnp.einsum("kh,khi->ki", centred, R, precision="highest")
+        new_v["bias"] = turned.reshape(-1)
+        back = jnp.einsum("dkgh,kh->d", out, mean, precision="highest")
+        new_o["bias"] = o["bias"] + back
+    cast = jax.tree.map(lambda x: x.astype(dtype), {"v": new_v, "o": new_o})
+    return {**layer, "attention": {**layer["attention"], **cast}}
+
+
+def _with_biases(config: ModelConfig, layer: Params) -> Params:
+    """The layer with value and output biases, zero where it had none."""
+    attention = dict(layer["attention"])
+    sizes = {"v": config.kv_heads * config.head_dim, "o": config.width}
+    for name, size in sizes.items():
+        if "bias" not in attention[name]:
+            zeros = jnp.zeros(size, attention[name]["weight"].dtype)
+            attention[name] = {**attention[name], "bias": zeros}
+    return {**layer, "attention": attention}

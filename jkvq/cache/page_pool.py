@@ -1,0 +1,30 @@
+"""The host-side page allocator."""
+
+from jkvq.support.errors import UserError
+
+PADDING_PAGE = 0  # takes the writes of padding; never handed out
+
+
+class PageAllocator:
+    """Hands out the pages 1 .. pages - 1 of a pool, each to one owner at a time."""
+
+    def __init__(self, pages: int):
+        self._free = list(range(pages - 1, PADDING_PAGE, -1))
+        self._taken: set[int] = set()
+
+    @property
+    def free(self) -> int:
+        return len(self._free)
+
+    def allocate(self, count: int) -> list[int]:
+        if count > self.free:
+            raise UserError(f"{count} pages were asked for and {self.free} are free")
+        pages = [self._free.pop() for _ in range(count)]
+        self._taken.update(pages)
+        return pages
+
+    def release(self, pages: list[int]) -> None:
+        if not self._taken.issuperset(pages) or len(set(pages)) != len(pages):
+            raise ValueError(f"pages {pages} are not all taken")
+        self._taken.difference_update(pages)
+        self._free.extend(pages)

@@ -1,0 +1,126 @@
+"""A batch of prompts in the cache: room for each and its new tokens, and the prefill."""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jkvq.cache.layout import KVCache, empty_cache, pages_for, stored_bytes
+from jkvq.cache.page_pool import PADDING_PAGE, PageAllocator
+from jkvq.engine.steps import prefill_chunk
+from jkvq.llm import LLM
+from jkvq.support.errors import UserError
+from jkvq.support.memory import format_bytes, free_bytes
+
+# Prompt tokens per prefill step. Prompts are cut at multiples of the largest in every batch, so
+# that a text does not depend on its company; the rest is padded to the smallest that holds it.
+_CHUNKS = (32, 128, 512)
+_GROUP = 8  # prompts per prefill step
+
+
+class Batch:
+    """The cache of one call, with room for every prompt and its new tokens."""
+
+    def __init__(self, llm: LLM, tokens: list[list[int]], budgets: list[int]):
+        self.rows = power_of_two(len(tokens))
+        lengths = [len(row) + budget for row, budget in zip(tokens, budgets, strict=True)]
+        pages = _pool_pages(llm, lengths, self.rows)
+        allocator = PageAllocator(pages)
+        need = [pages_for(length, llm.spec) for length in lengths]
+        self._table = np.full((self.rows, _roomy(max(need))), PADDING_PAGE, np.int32)
+        for row, count in enumerate(need):
+            self._table[row, :count] = allocator.allocate(count)
+        self.cache: KVCache = empty_cache(
+            llm.spec, llm.config.cache_shape, pages, jnp.asarray(self._table)
+        )
+
+    def prefill(self, llm: LLM, tokens: list[list[int]]) -> jax.Array:
+        """Runs the prompts, and returns the hidden state [rows, D] of each one's last token."""
+        width, dtype = llm.config.width, llm.params["embedding"].dtype
+        order = sorted(range(len(tokens)), key=lambda row: len(tokens[row]))
+        last, lengths = jnp.zeros((self.rows, width), dtype), np.zeros(self.rows, np.int32)
+        for start in range(0, len(order), _GROUP):
+            rows = order[start : start + _GROUP]
+            hidden = self._prefill_group(llm, rows, [tokens[row] for row in rows])
+            last = last.at[np.asarray(rows)].set(hidden[: len(rows)])
+            lengths[rows] = [len(tokens[row]) for row in rows]
+        self._select(np.arange(self.rows), self._table, lengths)
+        return last
+
+    def _prefill_group(self, llm: LLM, rows: list[int], tokens: list[list[int]]) -> jax.Array:
+        """Runs prompts of about the same length, chunk by chunk, on their rows of the cache."""
+        size = power_of_two(len(rows))
+        table = np.full((size, self._table.shape[1]), PADDING_PAGE, np.int32)
+        table[: len(rows)] = self._table[rows]
+        row = np.full(size, self.rows, np.int32)  # past the end for padding
+        row[: len(rows)] = rows
+        self._select(row, table, np.zeros(size, np.int32))
+        hidden = jnp.zeros((size, llm.config.width), llm.params["embedding"].dtype)
+        longest = max(map(len, tokens))
+        for start in range(0, longest, _CHUNKS[-1]):
+            chunks = [row[start : start + _CHUNKS[-1]] for row in tokens]
+            width = next(width for width in _CHUNKS if width >= max(map(len, chunks)))
+            padded = np.zeros((size, width), np.int32)
+            count = np.zeros(size, np.int32)
+            for at, chunk in enumerate(chunks):
+                padded[at, : len(chunk)], count[at] = chunk, len(chunk)
+            self.cache, hidden = prefill_chunk(
+                llm.config,
+                llm.params,
+                llm.basis,
+                self.cache,
+                padded,
+                count,
+                hidden,
+                llm.implementation,
+            )
+        return hidden
+
+    def _select(self, row: np.ndarray, table: np.ndarray, length: np.ndarray) -> None:
+        """Turns the cache to some of its sequences."""
+        self.cache = dataclasses.replace(
+            self.cache,
+            row=jnp.asarray(row, jnp.int32),
+            block_table=jnp.asarray(table),
+            length=jnp.asarray(length),
+        )
+
+
+def _pool_pages(llm: LLM, lengths: list[int], rows: int) -> int:
+    """Pages to allocate for sequences of these lengths; refuses what does not fit."""
+    spec, shape = llm.spec, llm.config.cache_shape
+    need = [pages_for(length, spec) for length in lengths]
+    page = stored_bytes(spec, shape, 1, 0)
+    window = stored_bytes(spec, shape, 0, 1)
+    if llm.pool_tokens is not None:
+        room = llm.pool_tokens // spec.page * page
+        what = f"the pool of {llm.pool_tokens} tokens"
+        cost = [-(-length // spec.page) * page for length in lengths]  # the pool counts tokens
+    else:
+        free = free_bytes()
+        room = math.inf if free is None else 0.9 * free - page - (rows - len(need)) * window
+        what = "the free memory" if free is None else f"{format_bytes(free)} of free memory"
+        cost = [pages * page + window for pages in need]
+    if sum(cost) > room:
+        fit = int(np.searchsorted(np.cumsum(sorted(cost)), room, side="right"))
+        raise UserError(
+            f"{len(need)} sequence(s) of up to {max(lengths)} tokens, prompt and answer, need "
+            f"{format_bytes(sum(cost))} of cache, and {what} has room for "
+            f"{format_bytes(max(room, 0))}: {fit} of them would fit; give fewer or shorter "
+            "prompts, or a smaller max_new_tokens"
+        )
+    spare = math.inf if room == math.inf else (room - sum(cost)) // page
+    return 1 + int(min(_roomy(sum(need)), sum(need) + spare))
+
+
+def power_of_two(count: int, least: int = 1) -> int:
+    """``count`` rounded up to a power of two, ``least`` at least."""
+    return max(least, 1 << (count - 1).bit_length())
+
+
+def _roomy(pages: int) -> int:
+    """Rounded up to 2^k or 3 * 2^k, 16 at least: few shapes to compile, little memory unused."""
+    power = power_of_two(max(pages, 1), 16)
+    return power * 3 // 4 if 16 < pages <= power * 3 // 4 else power

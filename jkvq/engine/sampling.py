@@ -1,0 +1,113 @@
+"""Drawing the next token, each sequence by its own rules and its own random stream."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int, UInt32
+
+from jkvq.support.errors import UserError
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How tokens are drawn. The rules apply in the order of the fields.
+
+    repetition_penalty: scores of tokens seen in the prompt or the text are divided by it where
+        positive and multiplied where negative; 1 is off.
+    temperature: scores are divided by it; 0 takes the most likely token.
+    top_k: only the k most likely tokens (and those tied with the last); 0 is off.
+    top_p: of those, the fewest most likely whose probability reaches p; 1 is off.
+    min_p: of those, the ones at least min_p times as likely as the most likely; 0 is off.
+    seed: of this sequence's random stream.
+    """
+
+    repetition_penalty: float = 1.0
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self):
+        def require(good: bool, name: str, allowed: str):
+            if not good:
+                raise UserError(f"{name}={getattr(self, name)}: {allowed}")
+
+        require(self.repetition_penalty > 0, "repetition_penalty", "more than 0; 1 is off")
+        require(0 <= self.temperature < np.inf, "temperature", "0 (most likely token) or more")
+        require(self.top_k >= 0, "top_k", "1 or more, or 0 for off")
+        require(0 < self.top_p <= 1, "top_p", "more than 0 and at most 1; 1 is off")
+        require(0 <= self.min_p <= 1, "min_p", "from 0 (off) to 1")
+        require(0 <= self.seed < 2**32, "seed", "from 0 to 2**32 - 1")
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class SamplerArrays:
+    """The `Sampling` of each sequence of a batch, stacked."""
+
+    repetition_penalty: Float[Array, " B"]
+    temperature: Float[Array, " B"]
+    top_k: Int[Array, " B"]
+    top_p: Float[Array, " B"]
+    min_p: Float[Array, " B"]
+    seed: UInt32[Array, " B"]
+
+    @classmethod
+    def stack(cls, rows: Sequence[Sampling]) -> "SamplerArrays":
+        def column(name: str, dtype):
+            return jnp.asarray([getattr(row, name) for row in rows], dtype)
+
+        return cls(
+            column("repetition_penalty", jnp.float32),
+            column("temperature", jnp.float32),
+            column("top_k", jnp.int32),
+            column("top_p", jnp.float32),
+            column("min_p", jnp.float32),
+            column("seed", jnp.uint32),
+        )
+
+
+def sample(
+    logits: Float[Array, "B V"],
+    seen: Bool[Array, "B V"],
+    step: Int[Array, " B"],
+    sampler: SamplerArrays,
+) -> Int[Array, " B"]:
+    """One token per sequence: the ``step``-th draw of its stream, whatever else is in the batch."""
+    penalty = sampler.repetition_penalty[:, None]
+    penalized = jnp.where(logits > 0, logits / penalty, logits * penalty)
+    logits = jnp.where(seen, penalized, logits)
+    likeliest = logits.argmax(-1).astype(jnp.int32)
+    greedy = sampler.temperature == 0
+
+    def draw():
+        temperature = jnp.where(greedy, 1.0, sampler.temperature)
+        scaled = logits / temperature[:, None]
+        filtered = ((sampler.top_k > 0) | (sampler.top_p < 1) | (sampler.min_p > 0)) & ~greedy
+        kept = jax.lax.cond(filtered.any(), lambda: _filter(scaled, sampler), lambda: scaled)
+        keys = jax.vmap(lambda seed, i: jax.random.fold_in(jax.random.key(seed), i))(
+            sampler.seed, step
+        )
+        noise = jax.vmap(lambda key: jax.random.gumbel(key, logits.shape[1:]))(keys)
+        return jnp.where(greedy, likeliest, (kept + noise).argmax(-1).astype(jnp.int32))
+
+    return jax.lax.cond(greedy.all(), lambda: likeliest, draw)
+
+
+def _filter(scaled: Float[Array, "B V"], sampler: SamplerArrays) -> Float[Array, "B V"]:
+    """The scores with those that top_k, top_p or min_p exclude at -inf."""
+    V = scaled.shape[1]
+    ordered = jnp.sort(scaled, axis=-1, descending=True)
+    rank = jnp.arange(V)[None]
+    kept = jnp.where((sampler.top_k > 0)[:, None], rank < sampler.top_k[:, None], True)
+    probability = jax.nn.softmax(jnp.where(kept, ordered, -jnp.inf), axis=-1)
+    before = jnp.cumsum(probability, axis=-1) - probability
+    kept &= (before < sampler.top_p[:, None]) | (sampler.top_p == 1)[:, None]
+    kept &= probability >= sampler.min_p[:, None] * probability[:, :1]
+    last = jnp.maximum(kept.sum(-1, keepdims=True) - 1, 0)
+    threshold = jnp.take_along_axis(ordered, last, axis=1)
+    return jnp.where(scaled >= threshold, scaled, -jnp.inf)

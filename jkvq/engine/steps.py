@@ -1,0 +1,132 @@
+"""The compiled steps of generation: a chunk of prompt, the first token, a burst of tokens.
+
+Each takes the cache, updates it in place (it is donated) and gives it back. Nothing crosses to the
+host inside a burst.
+"""
+
+import dataclasses
+import functools
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from jkvq.cache.basis import Basis
+from jkvq.cache.layout import KVCache
+from jkvq.engine.sampling import SamplerArrays, sample
+from jkvq.models.config import ModelConfig
+from jkvq.models.decoder import Params, forward, logits
+from jkvq.pallas_kernels.settings import Implementation
+
+BURST = 32  # the most tokens per launch
+_STATIC = ("config", "implementation")
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Decoding:
+    """Where each sequence of a batch stands."""
+
+    token: Int[Array, " B"]  # the newest, not yet in the cache
+    made: Int[Array, " B"]  # tokens drawn so far
+    budget: Int[Array, " B"]  # tokens to draw at most
+    active: Bool[Array, " B"]
+    failed: Bool[Array, " B"]  # its scores were not numbers
+    seen: Bool[Array, "B V"]  # tokens of the prompt and the text
+    stop_tokens: Int[Array, " E"]
+    sampler: SamplerArrays
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Drawn:
+    """The tokens of one burst: row b holds those that advanced ``made[b]``, then padding."""
+
+    tokens: Int[Array, "B burst"]
+    logprobs: Float[Array, "B burst"]
+
+
+@functools.partial(jax.jit, static_argnames=_STATIC, donate_argnames=("cache", "last"))
+def prefill_chunk(
+    config: ModelConfig,
+    params: Params,
+    basis: Basis,
+    cache: KVCache,
+    tokens: Int[Array, "B T"],
+    count: Int[Array, " B"],
+    last: Float[Array, "B D"],
+    implementation: Implementation = "reference",
+) -> tuple[KVCache, Float[Array, "B D"]]:
+    """Runs a chunk of each prompt; ``last`` keeps the newest real token's hidden state."""
+    hidden, cache = forward(
+        config, params, basis, cache, tokens, count, own="exact", implementation=implementation
+    )
+    end = jnp.maximum(count - 1, 0)[:, None, None]
+    newest = jnp.take_along_axis(hidden, end, axis=1)[:, 0]
+    return cache, jnp.where((count > 0)[:, None], newest, last)
+
+
+@functools.partial(jax.jit, static_argnames="config", donate_argnames="state")
+def first_token(
+    config: ModelConfig, params: Params, hidden: Float[Array, "B D"], state: Decoding
+) -> tuple[Decoding, Drawn]:
+    """Draws the first token of each sequence from its prompt's last hidden state."""
+    state, logprob = _draw(logits(config, params, hidden), state)
+    return state, Drawn(state.token[:, None], logprob[:, None])
+
+
+@functools.partial(jax.jit, static_argnames=_STATIC, donate_argnames=("cache", "state"))
+def decode_burst(
+    config: ModelConfig,
+    params: Params,
+    basis: Basis,
+    cache: KVCache,
+    state: Decoding,
+    limit: Int[Array, ""],
+    implementation: Implementation = "reference",
+) -> tuple[KVCache, Decoding, Drawn]:
+    """Draws up to ``limit`` more tokens per sequence, and stops when all sequences have ended."""
+    B = state.token.shape[0]
+    drawn = Drawn(jnp.zeros((B, BURST), jnp.int32), jnp.zeros((B, BURST), jnp.float32))
+
+    def goes_on(carry):
+        step, _, state, _ = carry
+        return (step < limit) & state.active.any()
+
+    def one_token(carry):
+        step, cache, state, drawn = carry
+        count = state.active.astype(jnp.int32)
+        token = state.token[:, None]
+        hidden, cache = forward(
+            config, params, basis, cache, token, count, own="stored", implementation=implementation
+        )
+        state, logprob = _draw(logits(config, params, hidden[:, 0]), state)
+        drawn = Drawn(
+            drawn.tokens.at[:, step].set(state.token), drawn.logprobs.at[:, step].set(logprob)
+        )
+        return step + 1, cache, state, drawn
+
+    start = (jnp.int32(0), cache, state, drawn)
+    _, cache, state, drawn = jax.lax.while_loop(goes_on, one_token, start)
+    return cache, state, drawn
+
+
+def _draw(scores: Float[Array, "B V"], state: Decoding) -> tuple[Decoding, Float[Array, " B"]]:
+    """Draws a token for each active sequence; its log-probability is the model's own."""
+    failed = state.failed | (state.active & jnp.isnan(scores).any(-1))
+    token = sample(scores, state.seen, state.made, state.sampler)
+    token = jnp.where(state.active, token, state.token)
+    chosen = jnp.take_along_axis(scores, token[:, None], axis=1)[:, 0]
+    made = state.made + state.active.astype(jnp.int32)
+    stopped = (token[:, None] == state.stop_tokens[None]).any(-1)
+    row = jnp.arange(token.shape[0])
+    state = dataclasses.replace(
+        state,
+        token=token,
+        made=made,
+        active=state.active & ~stopped & ~failed & (made < state.budget),
+        failed=failed,
+        seen=state.seen.at[row, token].set(True),
+    )
+    return state, chosen - jax.nn.logsumexp(scores, axis=-1)

@@ -1,0 +1,1 @@
+"""Measuring what caches do to a model."""

@@ -1,0 +1,175 @@
+"""What a query reads of a cache, computed without one: the numbers that come back, not the bytes.
+
+The evaluation measures with it layer by layer, and runs caches with it that have no storage here
+(baselines.py). It holds whole keys and values and computes in float32: it saves nothing.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from jkvq.cache.basis import Basis, SideBasis
+from jkvq.cache.spec import CacheSpec
+from jkvq.pallas_kernels.formats.words import from_words, to_words
+
+_BLOCK = 128  # queries at a time
+
+Tokens = Float[Array, "S K H"]
+
+
+class LayerReconstruction(Protocol):
+    """What one layer gives back of one sequence. A pytree, so that compiled code can take it."""
+
+    def coded(self, k: Tokens, v: Tokens) -> tuple[Tokens, Tokens]:
+        """Keys and values of tokens 0 to S - 1 as their codes give them back."""
+        ...
+
+    def exact(self, k: Tokens, v: Tokens) -> tuple[Tokens, Tokens]:
+        """The same as a window or buffer gives them back."""
+        ...
+
+    def reads_coded(
+        self, position: Int[Array, " T"], tokens: int
+    ) -> tuple[Bool[Array, "T S"], Bool[Array, "T S"]]:
+        """Which of the tokens before it a query reads as coded: of the keys, of the values."""
+        ...
+
+
+class Reconstruction(Protocol):
+    """What a cache gives back."""
+
+    def layer(self, index: int) -> LayerReconstruction: ...
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class TokenWiseLayer:
+    """A layer of a cache that codes each token by itself; its arrays have a leading axis of 1."""
+
+    key: SideBasis
+    value: SideBasis
+    spec: CacheSpec = field(metadata={"static": True})
+
+    def coded(self, k, v):
+        def code(side: SideBasis, x):
+            if self.spec.windowed:  # a token is coded as the window holds it
+                x = self._held(side, x)
+            codec = side.codec(0)
+            return codec.decode(codec.encode(x), jnp.ones(x.shape[:2], bool))
+
+        return self._through(k, v, code)
+
+    def exact(self, k, v):
+        return self._through(k, v, self._held)
+
+    def reads_coded(self, position, tokens):
+        index = jnp.arange(tokens)[None] - self.spec.sink
+        coded = (index >= 0) & (index < self.spec.packed(position + 1)[:, None])
+        return coded, coded
+
+    def _through(self, k, v, change):
+        """Keys and values taken to the basis of the cache, changed there, and taken back."""
+        middle = self.spec.middle(jnp.arange(len(k))[None])
+
+        def through(side: SideBasis, x):
+            x = side.leave(change(side, side.enter(x.astype(jnp.float32)[None], 0, middle)), 0)
+            return (x if side.mean is None else x + side.mean_at(0, middle))[0]
+
+        return through(self.key, k), through(self.value, v)
+
+    @staticmethod
+    def _held(side: SideBasis, x):
+        """As a window holds it."""
+        floats = jnp.float32 if side.spec.bits == 32 else jnp.float16
+        return from_words(to_words(x, floats), floats)
+
+
+@dataclass(frozen=True)
+class TokenWise:
+    """A cache of this package; ``basis`` as `llm.checked_basis` gives it, values not folded."""
+
+    spec: CacheSpec
+    basis: Basis
+    layers: int
+
+    def layer(self, index: int) -> TokenWiseLayer:
+        def own(side: SideBasis) -> SideBasis:
+            # A fixed rotation has a leading axis of 1 and serves all layers.
+            return jax.tree.map(
+                lambda x: x[index : index + 1] if len(x) == self.layers else x, side
+            )
+
+        key, value = self.basis.layer(index)
+        return TokenWiseLayer(own(key), own(value), self.spec.of_layer(index))
+
+
+def scores(
+    q: Float[Array, "T N H"], exact: Tokens, coded: Tokens, reads_coded: Bool[Array, "T S"]
+) -> Float[Array, "K G T S"]:
+    """q . k of every pair, not scaled; k as ``reads_coded`` says."""
+    T, N, H = q.shape
+    K = exact.shape[1]
+    q = q.astype(jnp.float32).reshape(T, K, N // K, H)
+    dots = (jnp.einsum("tkgh,skh->kgts", q, k, precision="highest") for k in (coded, exact))
+    return jnp.where(reads_coded[None, None], *dots)
+
+
+def mix(
+    weights: Float[Array, "K G T S"], exact: Tokens, coded: Tokens, reads_coded: Bool[Array, "T S"]
+) -> Float[Array, "T N H"]:
+    """The weighted sum of v; v as ``reads_coded`` says."""
+    K, G, T, _ = weights.shape
+    chosen = (
+        (jnp.where(reads_coded[None, None], weights, 0.0), coded),
+        (jnp.where(reads_coded[None, None], 0.0, weights), exact),
+    )
+    parts = [jnp.einsum("kgts,skh->tkgh", w, v, precision="highest") for w, v in chosen]
+    return (parts[0] + parts[1]).reshape(T, K * G, -1)
+
+
+def causal(position: Int[Array, " T"], tokens: int) -> Bool[Array, "T S"]:
+    """Which of tokens 0 to S - 1 a query sees: those up to itself."""
+    return jnp.arange(tokens)[None] <= position[:, None]
+
+
+def in_blocks(
+    change: Callable[[Float[Array, "t N H"], Int[Array, " t"]], Any],
+    q: Float[Array, "T N H"],
+    position: Int[Array, " T"],
+) -> Any:
+    """``change`` of the queries, so many at a time, stacked; the last block ends in padding.
+
+    Padding has positions past every token.
+    """
+    size = min(_BLOCK, len(q))
+    count = -(-len(q) // size)
+    padding = (0, count * size - len(q))
+    q = jnp.pad(q, (padding, (0, 0), (0, 0))).reshape(count, size, *q.shape[1:])
+    position = jnp.pad(position, padding, constant_values=2**30).reshape(count, size)
+    return jax.lax.map(lambda block: change(*block), (q, position))
+
+
+def attend_reconstructed(
+    layer: LayerReconstruction,
+    q: Float[Array, "T N H"],
+    k: Tokens,
+    v: Tokens,
+    position: Int[Array, " T"],
+    *,
+    scale: float,
+) -> Float[Array, "T N H"]:
+    """Attention of queries over tokens 0 to S - 1, each query reading them as the cache would."""
+    keys, values = zip(layer.exact(k, v), layer.coded(k, v), strict=True)
+
+    def attend(q, position):
+        key_coded, value_coded = layer.reads_coded(position, len(k))
+        logits = scale * scores(q, *keys, key_coded)
+        seen = causal(position, len(k))[None, None]
+        weights = jax.nn.softmax(jnp.where(seen, logits, -jnp.inf), axis=-1)
+        return mix(weights, *values, value_coded)
+
+    return in_blocks(attend, q, position).reshape(-1, *q.shape[1:])[: len(q)]

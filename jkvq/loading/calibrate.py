@@ -1,0 +1,196 @@
+"""From a model and a text to an artefact."""
+
+import dataclasses
+import hashlib
+import platform
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jkvq.cache.basis import Calibration, methods_for
+from jkvq.cache.spec import CacheSpec, parse_spec, spec_text
+from jkvq.calibration.artefact import (
+    Artefact,
+    Manifest,
+    default_folder,
+    make_artefact,
+    require_place,
+    save_artefact,
+)
+from jkvq.calibration.clip import choose_clips, require_clipping
+from jkvq.calibration.observe import observe
+from jkvq.calibration.prose import default_text
+from jkvq.calibration.solve import (
+    Options,
+    check_method,
+    method_label,
+    output_projections,
+    solve,
+)
+from jkvq.engine.generate import generate
+from jkvq.evaluation.perplexity import first_tokens, read_text
+from jkvq.llm import LLM, load_plain, missing_calibration, require_unfolded
+from jkvq.models.fingerprint import fingerprint
+from jkvq.support.errors import UserError, nearest
+from jkvq.support.progress import note
+from jkvq.version import VERSION
+
+DEFAULT_TOKENS = 8192
+DEFAULT_CORPUS = "pydoc_data.topics"
+FIRST_USE_TOKENS = 2048  # seconds instead of a minute; docs/calibration.md has what it costs
+_SELF_SEQUENCES = 8  # texts that the model writes, as one batch
+
+
+class Corpus(NamedTuple):
+    """A text with a name."""
+
+    name: str
+    text: str
+
+
+def calibrate(
+    model: str | Path | LLM,
+    *,
+    method: str = "jkvq",
+    text: str | Path | Corpus | None = None,
+    self_written: bool = False,
+    tokens: int = DEFAULT_TOKENS,
+    out: str | Path | None = None,
+    dtype: str | None = None,
+    **options: Any,
+) -> Artefact:
+    """Calibrates a model for the caches of a method, and writes the artefact.
+
+    Args:
+        model: a name, folder or file, or a model that is loaded with a cache that folds nothing.
+        method: jkvq, oscar, hessian, kmeans, blockgtq or center; see `jkvq calibrate --help`.
+        text: a text file, or a `Corpus`; None takes the prose of Python's own documentation.
+        self_written: calibrate on text that the model writes.
+        tokens: how many of the text's first ones to read.
+        out: a new folder; None keeps the artefact where `load` finds it for this model.
+        dtype: as for `load`, where the model is not loaded yet.
+        **options: see `jkvq.calibration.methods.Options`.
+    """
+    chosen = _options(options)
+    if text is not None and self_written:
+        raise UserError("a text and --self exclude each other: give one of them")
+    corpus = None if self_written else _read(text)
+    name = model.name if isinstance(model, LLM) else str(model)
+    label = method_label(method, chosen)
+    folder = default_folder(name, label) if out is None else Path(out).expanduser()
+    if out is None and dataclasses.replace(chosen, centroids=Options.centroids) != Options():
+        raise UserError(
+            "other than default options make a calibration of their own: name its folder with out"
+        )
+    require_place(folder, replace=out is None)
+    llm = model if isinstance(model, LLM) else load_plain(model, dtype=dtype)
+    artefact = _made(llm, method, chosen, corpus, tokens)
+    save_artefact(artefact, folder, replace=out is None)
+    return artefact
+
+
+def calibrates_on_first_use(spec: CacheSpec) -> bool:
+    """Whether what a cache needs is quickly made; centroids take minutes."""
+    return not methods_for(spec)[0].startswith("kmeans")
+
+
+def calibrate_on_first_use(llm: LLM, spec: CacheSpec) -> Calibration:
+    """Calibrates a model for a cache on the default text, and keeps the artefact if it can."""
+    if not calibrates_on_first_use(spec):
+        raise missing_calibration(llm.name, spec)
+    method = methods_for(spec)[0]
+    folder = default_folder(llm.name, method)
+    note(
+        f"First use of {spec_text(spec)} with {llm.name}: calibrating on {FIRST_USE_TOKENS:,} "
+        f"tokens of {DEFAULT_CORPUS}, kept in {folder}"
+    )
+    artefact = _made(llm, method, Options(), _read(None), FIRST_USE_TOKENS)
+    try:
+        save_artefact(artefact, folder, replace=True)
+    except UserError as error:
+        note(f"The calibration is for this run only: {error}")
+    return artefact.calibration
+
+
+def _made(llm: LLM, method: str, chosen: Options, corpus: Corpus | None, tokens: int) -> Artefact:
+    """The artefact of a text, or of one that the model writes."""
+    require_unfolded(llm)
+    check_method(method, chosen, llm.config, tokens)
+    context = chosen.context or llm.config.context
+    chosen = dataclasses.replace(chosen, window=min(chosen.window, context))
+    clipped = None if chosen.clip_for is None else parse_spec(chosen.clip_for)
+    if clipped is not None:
+        require_clipping(clipped)
+    if corpus is None:
+        corpus, ids = _self_written(llm, tokens)
+    else:
+        ids = first_tokens(llm, corpus.text, tokens)
+    reading = llm.config, llm.params, ids
+    moments, captured = observe(
+        *reading, window=chosen.window, context=context, capture=method == "kmeans"
+    )
+    projected = output_projections(llm.config, llm.params)
+    solution = solve(method, chosen, moments, captured, projected)
+    if clipped is not None:
+        found = choose_clips(*reading, clipped, solution.calibration, chosen)
+        solution = dataclasses.replace(solution, calibration=found)
+    label = method_label(method, chosen)
+    return make_artefact(solution, _manifest(llm, label, chosen, corpus, tokens))
+
+
+def _options(options: dict[str, Any]) -> Options:
+    names = [field.name for field in dataclasses.fields(Options)]
+    for name in options:
+        if name not in names:
+            raise UserError(f"calibrate has no option '{name}': {nearest(name, names)}")
+    return Options(**options)
+
+
+def _read(text: str | Path | Corpus | None) -> Corpus:
+    if isinstance(text, Corpus):
+        return text
+    if text is None:
+        return Corpus(DEFAULT_CORPUS, default_text())
+    path = Path(text).expanduser()
+    return Corpus(path.name, read_text(path))
+
+
+def _self_written(llm: LLM, tokens: int) -> tuple[Corpus, list[int]]:
+    """Text that the model writes from nothing but its first tokens, and its tokens."""
+    each = min(-(-tokens // _SELF_SEQUENCES), llm.config.context - 64)
+    starts = ["The", "In", "A", "When", "It", "On", "For", "This"]
+    ids: list[int] = []
+    seed = 0
+    while len(ids) < tokens:
+        written = generate(
+            llm,
+            starts,
+            chat=False,
+            max_new_tokens=each,
+            temperature=1.0,
+            seed=[seed + i for i in range(len(starts))],
+            ignore_eos=True,
+        )
+        for generation in written:
+            ids += generation.tokens
+        seed += len(starts)
+    ids = ids[:tokens]
+    return Corpus("self", llm.tokenizer.decode(ids)), ids
+
+
+def _manifest(llm: LLM, label: str, options: Options, corpus: Corpus, tokens: int) -> Manifest:
+    given = dataclasses.asdict(options)
+    changed = {name: value for name, value in given.items() if value != getattr(Options, name)}
+    shape = llm.config.cache_shape
+    return Manifest(
+        model=llm.name,
+        weights=fingerprint(llm.params),
+        **shape._asdict(),
+        method=label,
+        options=changed,
+        corpus=corpus.name,
+        corpus_sha256=hashlib.sha256(corpus.text.encode()).hexdigest(),
+        tokens=tokens,
+        versions={"jkvq": VERSION, "python": platform.python_version()}
+        | {name: version(name) for name in ("jax", "numpy")},
+    )

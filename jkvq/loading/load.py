@@ -1,0 +1,135 @@
+"""Loading a model with a cache that is safe: fit for it, calibrated for it, and checked."""
+
+import dataclasses
+import warnings
+from pathlib import Path
+
+from jkvq.attention.implementation import choose_implementation
+from jkvq.cache.basis import Calibration, methods_for
+from jkvq.cache.spec import CacheSpec, parse_spec, spec_text
+from jkvq.calibration.artefact import find_artefact, load_artefact
+from jkvq.llm import (
+    DEFAULT_MODEL,
+    LLM,
+    PLAIN_CACHE,
+    checked_basis,
+    compute_dtype,
+    find_calibration,
+    missing_calibration,
+    read_weights,
+    with_cache,
+)
+from jkvq.loading.calibrate import calibrate_on_first_use, calibrates_on_first_use
+from jkvq.loading.self_check import check_cache
+from jkvq.models.config import ModelConfig
+from jkvq.models.fingerprint import fingerprint
+from jkvq.models.formats.checkpoint import open_checkpoint
+from jkvq.support.errors import CacheWarning, UserError
+
+# What a model gets when nobody names a cache: the first that it can have.
+DEFAULT_CACHES = ("jkvq-int4", "saw-int4,center=true,recent=64,sink=64", PLAIN_CACHE)
+
+
+def load(
+    model: str | Path = DEFAULT_MODEL,
+    *,
+    cache: str | CacheSpec | None = None,
+    calibration: Calibration | str | Path | None = None,
+    dtype: str | None = None,
+    pool_tokens: int | None = None,
+    implementation: str | None = None,
+    check: bool = True,
+) -> LLM:
+    """Loads a model.
+
+    Args:
+        model: a short name (``smollm2-135m``), a folder, a ``.gguf`` file or a hub id.
+        cache: how keys and values are stored; `jkvq methods` lists the names. None is ``jkvq-int4``
+            where the model can have it.
+        calibration: what the cache needs to know of the model, or the folder of an artefact that
+            `jkvq calibrate` wrote; None takes the one kept for this model, and makes it on first
+            use.
+        dtype: ``float32`` or ``bfloat16``; by default what the device computes fastest in.
+        pool_tokens: the most tokens that one call may keep in the cache.
+        implementation: ``pallas`` (GPU kernels) or ``reference``; by default the best here.
+        check: on first use, measure what the cache does to the model, and warn if it breaks it.
+    """
+    if pool_tokens is not None and pool_tokens < 1:
+        raise UserError(f"pool_tokens={pool_tokens}: at least 1 is needed")
+    spec = parse_spec(cache) if isinstance(cache, str) else cache
+    compute, checkpoint = compute_dtype(dtype), open_checkpoint(model)
+    if spec is None:
+        spec, reason = default_cache(checkpoint.config)
+        if reason is not None:
+            _warn(f"the cache is {spec_text(spec)}, not {DEFAULT_CACHES[0]}: {reason}")
+    given = None if calibration is None else find_calibration(model, spec, calibration)
+    _refuse_early(checkpoint.config, str(model), spec, given, implementation)
+    plain = read_weights(str(model), checkpoint, compute)
+    plain = dataclasses.replace(plain, pool_tokens=pool_tokens)
+    known = _calibration(plain, spec, given)
+    llm = with_cache(plain, spec, known, implementation=implementation)
+    found = check_cache(plain, llm, known) if check else None
+    if found is None or not found.broken:
+        return llm
+    broken = f"{found.cache} breaks this model: KL {found.kl:.2g}"
+    if cache is None:
+        _warn(f"{broken}; the cache is {PLAIN_CACHE} instead")
+        return with_cache(plain, PLAIN_CACHE, implementation=implementation)
+    _warn(f"{broken}; {_alternative(plain, spec)}")
+    return llm
+
+
+def default_cache(config: ModelConfig) -> tuple[CacheSpec, str | None]:
+    """The cache of a model for which nobody names one, and why it is not the usual one."""
+    reason = None
+    for name in DEFAULT_CACHES:
+        spec = parse_spec(name)
+        try:
+            spec.check(config.layers, config.head_dim, config.context)
+            return spec, reason
+        except UserError as error:
+            reason = reason or str(error).partition(";")[0]
+    raise AssertionError(f"no model is without {PLAIN_CACHE}")
+
+
+def _refuse_early(
+    config: ModelConfig,
+    model: str,
+    spec: CacheSpec,
+    given: Calibration | None,
+    implementation: str | None,
+) -> None:
+    """Refuses what can be refused before the weights are read."""
+    choose_implementation(implementation, config, spec)
+    if given is not None or not methods_for(spec):
+        checked_basis(config, spec, given)
+        return
+    spec.check(config.layers, config.head_dim, config.context)
+    if find_artefact(model, spec) is None and not calibrates_on_first_use(spec):
+        raise missing_calibration(model, spec)
+
+
+def _calibration(plain: LLM, spec: CacheSpec, given: Calibration | None) -> Calibration | None:
+    """What a cache needs: as given, as kept for these weights, or made now."""
+    if given is not None or not methods_for(spec):
+        return given
+    folder = find_artefact(plain.name, spec)
+    kept = None if folder is None else load_artefact(folder).calibration
+    if kept is not None and kept.weights == fingerprint(plain.params):
+        return kept
+    return calibrate_on_first_use(plain, spec)
+
+
+def _alternative(plain: LLM, broken: CacheSpec) -> str:
+    """A cache that works with this model, with its KL as it is measured."""
+    spec, _ = default_cache(plain.config)
+    if spec != broken:
+        calibration = _calibration(plain, spec, None)
+        found = check_cache(plain, with_cache(plain, spec, calibration), calibration)
+        if found is not None and not found.broken:
+            return f"{found.cache} has {found.kl:.2g}"
+    return f"{PLAIN_CACHE} has 0"
+
+
+def _warn(sentence: str) -> None:
+    warnings.warn(sentence, CacheWarning, stacklevel=3)  # where `load` is called

@@ -1,0 +1,155 @@
+"""The self-check: whether a cache breaks a model, seen on a few hundred tokens and kept.
+
+Measured is the KL of the next token against the 16-bit cache, over tokens that read packed ones. It
+is about the logarithm of what the cache multiplies the perplexity by. Caches that are merely coarse
+stay below `BROKEN`, those that do not fit a model lie far above it; docs/generation.md has figures.
+"""
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from jkvq.cache.basis import Calibration
+from jkvq.cache.layout import pages_for, stored_bytes
+from jkvq.cache.spec import CacheSpec, spec_text
+from jkvq.calibration.artefact import calibration_digest
+from jkvq.calibration.prose import default_text
+from jkvq.evaluation.perplexity import CHUNK, Cached, compare, first_tokens
+from jkvq.llm import LLM
+from jkvq.models.fingerprint import fingerprint
+from jkvq.models.formats.catalog import cache_folder
+from jkvq.support.memory import format_bytes, free_bytes
+from jkvq.support.progress import note
+from jkvq.version import VERSION
+
+BROKEN = 0.5  # nats: the perplexity is multiplied by about 1.6
+_SCORED, _MOST = 512, 4096  # tokens that are scored, and that are read
+_LETTERS = 20  # of the text for each token: more than any tokenizer makes one of
+
+
+@dataclass(frozen=True)
+class Check:
+    """What a cache does to a model.
+
+    kl: of the next token against the 16-bit cache, in nats, mean over the scored tokens.
+    tokens, scored: of the text.
+    """
+
+    cache: str
+    kl: float
+    tokens: int
+    scored: int
+
+    @property
+    def broken(self) -> bool:
+        return not self.kl <= BROKEN  # NaN is broken too
+
+
+def check_cache(llm: LLM, cached: LLM, calibration: Calibration | None) -> Check | None:
+    """Checks a cache on its first use with a model; later uses get the kept result.
+
+    Args:
+        llm: the model with the 16-bit cache.
+        cached: the same with the cache in question.
+        calibration: what that cache was made with.
+
+    Returns:
+        None if there is nothing to check: the cache rounds to 16 bits at most, or all tokens of
+        the model's context stay in its windows. None too, with a line that says so, if it takes too
+        many tokens or too much memory to look at packed ones.
+    """
+    first, tokens = _extent(cached.spec, llm.config.context)
+    if not _packs(cached.spec) or tokens - first < 2:
+        return None
+    # Where positions are farthest from those that a calibration has read
+    position = llm.config.context - tokens
+    place = _place(llm, cached.spec, calibration, tokens, position)
+    kept = _read(place)
+    if kept is not None:
+        return kept
+    name, reason = spec_text(cached.spec), _too_much(llm, cached, tokens)
+    if reason is not None:
+        note(f"{name} was not checked: {reason}")
+        return None
+    text = default_text()[-_LETTERS * tokens :].partition("\n\n")[2]  # not what calibration reads
+    ids, label = first_tokens(llm, text, tokens), f"Checking {name}"
+    subjects = {"16 bits": Cached(llm), name: Cached(cached)}
+    scores = compare(
+        subjects, ids, reference="16 bits", first=first + 1, position=position, label=label
+    )
+    kl = scores[name].kl
+    assert kl is not None
+    found = Check(name, kl, tokens, scores[name].scored)
+    _keep(found, place)
+    return found
+
+
+def _packs(spec: CacheSpec) -> bool:
+    return any(side.codec != "float" for side in (spec.key, spec.value))
+
+
+def _extent(spec: CacheSpec, context: int) -> tuple[int, int]:
+    """The first token that reads a packed one, and how many tokens to read."""
+    first = spec.sink + spec.recent + spec.page - 1 if spec.windowed else 0
+    return first, min(context, first + _SCORED)
+
+
+def _too_much(llm: LLM, cached: LLM, tokens: int) -> str | None:
+    """Why a check would cost too much; None if it does not."""
+    if tokens > _MOST:
+        return f"behind its 16-bit windows that takes {tokens:,} tokens; `jkvq eval ppl` does it"
+    free = free_bytes()
+    caches = sum(
+        stored_bytes(spec, llm.config.cache_shape, pages_for(tokens, spec) + 2, 1)
+        for spec in (llm.spec, cached.spec)
+    )
+    needed = caches + 4 * CHUNK * llm.config.vocab * 4  # logits, two distributions, their product
+    if free is not None and needed > free:
+        return f"that takes {format_bytes(needed)} of memory, and {format_bytes(free)} are free"
+    return None
+
+
+def _place(
+    llm: LLM, spec: CacheSpec, calibration: Calibration | None, tokens: int, position: int
+) -> Path:
+    """The file of a result, named by everything that it depends on."""
+    parts = (
+        fingerprint(llm.params),
+        llm.params["embedding"].dtype.name,
+        repr(spec),
+        "" if calibration is None else calibration_digest(calibration),
+        tokens,
+        position,
+        VERSION,
+    )
+    name = hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()[:32]
+    return cache_folder() / "checks" / f"{name}.json"
+
+
+def _read(place: Path) -> Check | None:
+    try:
+        return Check(**json.loads(place.read_text()))
+    except (OSError, ValueError, TypeError):  # none, or damaged: it is made again
+        return None
+
+
+def _keep(found: Check, place: Path) -> None:
+    """Writes a result whole or not at all; where that cannot be, the next use checks again."""
+    draft = None
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        handle, draft = tempfile.mkstemp(prefix=".", dir=place.parent)
+        with os.fdopen(handle, "w") as file:
+            json.dump(dataclasses.asdict(found), file)
+        os.replace(draft, place)
+    except OSError as error:
+        note(f"the check of {found.cache} could not be kept: {error.strerror}")
+    finally:
+        if draft is not None:
+            with contextlib.suppress(OSError):  # renamed, as it should be
+                os.unlink(draft)

@@ -1,0 +1,42 @@
+"""Folders that are written whole or not at all."""
+
+import contextlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from jkvq.support.errors import UserError
+from jkvq.support.memory import format_bytes
+
+
+@contextlib.contextmanager
+def drafted(folder: Path, *, replace: bool = False, needs: int = 0) -> Iterator[Path]:
+    """A folder to write in, beside ``folder``, whose name it takes if nothing goes wrong.
+
+    ``folder`` must not exist or be empty by then, unless ``replace``. Where fewer than ``needs``
+    bytes are free nothing is begun.
+    """
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(folder.parent).free
+        if free < needs:
+            raise UserError(
+                f"{folder} cannot be written: it takes {format_bytes(needs)}, and "
+                f"{format_bytes(free)} are free there; make room or name another place"
+            )
+        draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    except OSError as error:
+        raise UserError(f"{folder} cannot be written: {error.strerror}") from None
+    try:
+        yield draft
+        draft.chmod(0o755)  # mkdtemp's are private
+        if replace and folder.exists():
+            os.replace(folder, draft / "replaced")
+        os.replace(draft, folder)
+        shutil.rmtree(folder / "replaced", ignore_errors=True)
+    except OSError as error:
+        raise UserError(f"{folder} cannot be written: {error.strerror or error}") from None
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)

@@ -1,0 +1,1 @@
+"""Checkpoints on disk: Hugging Face folders, GGUF files, our own, and how to fetch them."""

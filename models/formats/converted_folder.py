@@ -1,0 +1,78 @@
+"""Checkpoints that `jkvq convert` writes: Orbax arrays, our config, the tokenizer's files.
+
+Nothing is decoded or renamed on loading, which is what makes them quick to load.
+"""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import jax
+import orbax.checkpoint as ocp
+
+from jkvq.models.config import ModelConfig
+from jkvq.models.decoder import Params, abstract_params
+from jkvq.models.tokenizer import Tokenizer, tokenizer_from_folder
+from jkvq.support.atomic_folder import drafted
+from jkvq.support.errors import UserError
+from jkvq.support.progress import spinner
+
+MANIFEST = "jkvq.json"
+
+
+class ConvertedFolder:
+    """A folder with jkvq.json, params/ and tokenizer/."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        try:
+            fields = json.loads((folder / MANIFEST).read_text())["config"]
+            fields["rope_divisors"] = tuple(fields["rope_divisors"])
+            self.config = ModelConfig(**fields)
+        except (KeyError, TypeError, json.JSONDecodeError) as error:
+            raise UserError(f"{folder / MANIFEST} is damaged ({error}); convert again") from None
+
+    def params(self, dtype) -> Params:
+        sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+        target = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+            abstract_params(self.config, dtype),
+        )
+        restore = ocp.args.PyTreeRestore(
+            item=target, restore_args=ocp.checkpoint_utils.construct_restore_args(target)
+        )
+        try:
+            with spinner("Loading weights"), ocp.Checkpointer(_handler()) as checkpointer:
+                return checkpointer.restore(_params(self.folder), args=restore)
+        except Exception as error:  # Orbax and tensorstore raise many kinds
+            reason = str(error.__cause__ or error).strip().splitlines()[0][:200]
+            raise UserError(f"{self.folder} is damaged ({reason}); convert again") from None
+
+    def tokenizer(self) -> Tokenizer:
+        return tokenizer_from_folder(self.folder / "tokenizer")
+
+
+def write_converted(folder: Path, config: ModelConfig, params: Params, tokenizer: Tokenizer):
+    """Writes a checkpoint whole or not at all; ``folder`` must not exist or be empty."""
+    require_vacant(folder)
+    with drafted(folder) as draft:
+        with ocp.Checkpointer(_handler()) as checkpointer:
+            checkpointer.save(_params(draft), args=ocp.args.PyTreeSave(params))
+        tokenizer.save(draft / "tokenizer")
+        manifest = {"format": 1, "config": dataclasses.asdict(config)}
+        (draft / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
+
+
+def require_vacant(folder: Path) -> None:
+    """Refuses a folder that holds something."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"{folder} exists and is not empty; name a new folder")
+
+
+def _params(folder: Path) -> Path:
+    return folder.absolute() / "params"
+
+
+def _handler() -> ocp.PyTreeCheckpointHandler:
+    # Weights hardly compress; without compression a restore runs at the speed of the disk.
+    return ocp.PyTreeCheckpointHandler(use_zarr3=True, use_compression=False)

@@ -1,0 +1,84 @@
+"""Checkpoints as Hugging Face keeps them: config.json, (sharded) safetensors, tokenizer files."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+from jkvq.models.config import ModelConfig, from_hf
+from jkvq.models.decoder import Params
+from jkvq.models.formats.weights import load_params
+from jkvq.models.tokenizer import Tokenizer, tokenizer_from_folder
+from jkvq.support.errors import UserError
+
+_NAMES = {
+    "embedding": "model.embed_tokens.weight",
+    "norm": "model.norm",
+    "head": "lm_head",
+    "attention_norm": "model.layers.{layer}.input_layernorm",
+    "attention.q": "model.layers.{layer}.self_attn.q_proj",
+    "attention.k": "model.layers.{layer}.self_attn.k_proj",
+    "attention.v": "model.layers.{layer}.self_attn.v_proj",
+    "attention.o": "model.layers.{layer}.self_attn.o_proj",
+    "attention.q_norm": "model.layers.{layer}.self_attn.q_norm",
+    "attention.k_norm": "model.layers.{layer}.self_attn.k_norm",
+    "mlp_norm": "model.layers.{layer}.post_attention_layernorm",
+    "mlp.gate": "model.layers.{layer}.mlp.gate_proj",
+    "mlp.up": "model.layers.{layer}.mlp.up_proj",
+    "mlp.down": "model.layers.{layer}.mlp.down_proj",
+}
+
+
+class HFFolder:
+    """A folder with config.json and safetensors files."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.config: ModelConfig = from_hf(_read_json(folder / "config.json"))
+        self._files = _tensor_files(folder)
+
+    def params(self, dtype) -> Params:
+        return load_params(self.config, dtype, _NAMES, self._read)
+
+    def tokenizer(self) -> Tokenizer:
+        return tokenizer_from_folder(self.folder)
+
+    def _read(self, name: str) -> np.ndarray:
+        # Opened per tensor: pages of a mapped file count as memory until it is closed.
+        with _open(self._files[name]) as file:
+            if name not in file.keys():  # noqa: SIM118 (not a dict)
+                raise KeyError(name)
+            return file.get_tensor(name)
+
+
+def _tensor_files(folder: Path) -> dict[str, Path]:
+    """Which file holds each tensor."""
+    index = folder / "model.safetensors.index.json"
+    if index.exists():
+        files = {name: folder / file for name, file in _read_json(index)["weight_map"].items()}
+        missing = sorted({path.name for path in files.values() if not path.exists()})
+        if missing:
+            raise UserError(f"{folder} lacks {', '.join(missing)}, which its index names")
+        return files
+    files = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        with _open(path) as file:
+            files.update(dict.fromkeys(file.keys(), path))
+    return files
+
+
+def _open(path: Path):
+    try:
+        return safe_open(path, framework="numpy")
+    except SafetensorError as error:
+        raise UserError(f"{path} is truncated or damaged ({error}); fetch it again") from None
+
+
+def _read_json(path: Path) -> dict:
+    try:
+        return json.loads(path.read_text())
+    except FileNotFoundError:
+        raise UserError(f"{path.parent} has no {path.name}, which says what model it is") from None
+    except json.JSONDecodeError as error:
+        raise UserError(f"{path} is not valid JSON ({error}); fetch it again") from None

@@ -1,0 +1,58 @@
+"""Fills a decoder's parameters from a checkpoint, one tensor at a time."""
+
+from collections.abc import Callable, Mapping
+
+import jax
+import numpy as np
+
+from jkvq.models.config import ModelConfig
+from jkvq.models.decoder import Params, abstract_params
+from jkvq.support.errors import UserError
+from jkvq.support.progress import byte_bar
+
+# Our name of each parameter, without "layers.<i>." and the last "weight" or "bias".
+Names = Mapping[str, str]
+
+
+def load_params(
+    config: ModelConfig, dtype, names: Names, read: Callable[[str], np.ndarray]
+) -> Params:
+    """Parameters on the device, in ``dtype``.
+
+    Args:
+        config: the architecture, which says what there must be.
+        dtype: of every parameter.
+        names: for each of our names the checkpoint's, with ``{layer}`` for the layer's number.
+        read: gives a tensor by the checkpoint's name, raising KeyError where there is none. Only
+            one tensor at a time is held on the host.
+    """
+    abstract = abstract_params(config, dtype)
+    total = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(abstract))
+    with byte_bar("Loading weights", total) as bar:
+
+        def fill(path, leaf: jax.ShapeDtypeStruct) -> jax.Array:
+            name = source_name(tuple(key.key for key in path), names)
+            try:
+                tensor = read(name)
+            except KeyError:
+                raise UserError(f"the checkpoint has no tensor '{name}'") from None
+            if tensor.shape != leaf.shape:
+                raise UserError(
+                    f"tensor '{name}' has shape {tensor.shape}; its config asks for {leaf.shape}"
+                )
+            array = jax.device_put(np.asarray(tensor, dtype=leaf.dtype))
+            bar.advance(array.nbytes)
+            return array
+
+        return jax.tree_util.tree_map_with_path(fill, abstract)
+
+
+def source_name(path: tuple[str | int, ...], names: Names) -> str:
+    """The checkpoint's name of our parameter at ``path``."""
+    layer = ""
+    if path[0] == "layers":
+        layer, path = path[1], path[2:]
+    *module, kind = path
+    if kind == "embedding":
+        return names["embedding"]
+    return f"{names['.'.join(map(str, module))].format(layer=layer)}.{kind}"

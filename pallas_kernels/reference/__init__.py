@@ -1,0 +1,1 @@
+"""The ops in plain JAX and float32, on any device."""

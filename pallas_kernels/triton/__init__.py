@@ -1,0 +1,1 @@
+"""The ops as Pallas:Triton kernels, for NVIDIA GPUs."""

@@ -1,0 +1,395 @@
+"""write: centres, rotates, codes and packs the keys and values of new tokens into their pages.
+
+    y = (x - mean) R, then codes, scale and lo of y by the codec, in place, K and V in one launch
+
+``write`` is the kernel, for affine and float codecs: a program takes a block of tokens of one head
+and side. The queries that will meet the keys are rotated in the same launch. ``scatter`` puts
+tokens of any codec, encoded before, into their pages by plain JAX.
+"""
+
+import dataclasses
+import functools
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton as plt
+from jaxtyping import Array, Bool, Float, Float16, Int, UInt16
+
+from jkvq.pallas_kernels.formats import affine
+from jkvq.pallas_kernels.formats.codecs import AffineCodec, Codec, DigitCodec, FloatCodec
+from jkvq.pallas_kernels.formats.digits import Columns, columns, encode_digits
+from jkvq.pallas_kernels.formats.packed import LayerIndex, Packed
+from jkvq.pallas_kernels.formats.packing import pack_parts
+from jkvq.pallas_kernels.formats.words import GREATEST, as_bfloat16
+from jkvq.pallas_kernels.triton.affine_tiles import clip_tile, nearest_levels, to_integers
+from jkvq.pallas_kernels.triton.tiles import numbers_of
+from jkvq.pallas_kernels.triton.unpack import dot
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Turn:
+    """What happens to a token before it is coded: x -> (x - mean) R; None leaves a part out.
+
+    ``standing`` turns the mean by a rotary position: cos of each token's, and sin with a minus in
+    the first half of a head, where the second channel of a pair is added to the first.
+    Queries meet such tokens as q R^-T, the rotation's dual: R itself if it is orthogonal. The
+    arrays are those of all layers, or one for all, and ``layer`` says whose turn it is: the kernel
+    reads what it needs, and nothing is sliced or converted layer by layer.
+    """
+
+    mean: Float[Array, "L K H"] | None = None
+    rotation: Float[Array, "L K H H"] | Float[Array, "1 1 H H"] | None = None
+    dual: Float[Array, "L K H H"] | Float[Array, "1 1 H H"] | None = None
+    layer: LayerIndex = 0
+    standing: tuple[Float16[Array, "B T H"], Float16[Array, "B T H"]] | None = None
+
+    def own(self, name: str) -> Array | None:
+        """A part, of this layer."""
+        array = getattr(self, name)
+        return None if array is None else array[self.layer if len(array) > 1 else 0]
+
+    def towards(self, codec: Codec) -> "Turn":
+        """As ``write`` takes it: float16, the rotation with the columns that the codec stores."""
+        if self.rotation is None or self.dual is None:
+            return self
+        rotation, dual = (x.astype(jnp.float16) for x in (self.rotation, self.dual))
+        found = _columns(codec, rotation.shape[-1])
+        if found is not None:
+            rotation = rotation[..., found.channel]
+        return dataclasses.replace(self, rotation=rotation, dual=dual)
+
+
+def scatter(
+    pages: Packed, new: Packed, layer: LayerIndex, page: Int[Array, "B T"], slot: Int[Array, "B T"]
+) -> Packed:
+    """The pages with packed token (b, t) in page ``page[b, t]``, slot ``slot[b, t]``."""
+    codes, params, index = pages.codes, pages.params, pages.index
+    at = (
+        (layer, page, slice(None), slice(None), slot)
+        if pages.stream
+        else (layer, page, slice(None), slot)
+    )
+    codes = codes.at[at].set(new.codes, mode="promise_in_bounds")
+    if params is not None:
+        params = params.at[layer, page, :, :, slot].set(new.params, mode="promise_in_bounds")
+    if index is not None:
+        index = index.at[layer, page, slot].set(new.index, mode="promise_in_bounds")
+    return Packed(codes, params, index, pages.stream)
+
+
+@dataclass(frozen=True)
+class Config:
+    """How the kernel runs.
+
+    tokens: that a program codes at once.
+    blocks: of so many tokens that it does with one load of the rotation.
+    warps: of a program.
+    """
+
+    tokens: int
+    blocks: int
+    warps: int
+
+
+@dataclass(frozen=True)
+class Held:
+    """Tokens that lie in pages of float16 numbers already: token (b, t) in page, slot."""
+
+    pages: UInt16[Array, "L P K p H"]
+    page: Int[Array, "B T"]
+    slot: Int[Array, "B T"]
+
+
+@dataclass(frozen=True)
+class Side:
+    """One side of ``write``: its pages, its new tokens and what is done to them.
+
+    ``turn`` is towards the codec.
+    """
+
+    pages: Packed
+    tokens: Float[Array, "B T K H"] | Held
+    codec: Codec
+    turn: Turn = Turn()
+
+
+def writable(codec: Codec) -> bool:
+    """Whether ``write`` takes a codec."""
+    if isinstance(codec, AffineCodec):
+        return codec.centroids is None
+    if isinstance(codec, DigitCodec):
+        return True
+    return isinstance(codec, FloatCodec) and codec.floats != jnp.float32
+
+
+def write(
+    key: Side,
+    value: Side,
+    layer: LayerIndex,
+    page: Int[Array, "B T"],
+    slot: Int[Array, "B T"],
+    *,
+    real: Bool[Array, "B T"] | None = None,
+    queries: Float[Array, "B T N H"] | None = None,
+    config: Config,
+    interpret: bool = False,
+) -> tuple[Packed, Packed, Float[Array, "B T N H"] | None]:
+    """Both sides with token (b, t) in page ``page[b, t]``, slot ``slot[b, t]``; queries turned.
+
+    Tokens that are not ``real`` need not be written, but may be: give them a page to spare.
+    """
+    sides = key, value
+    for side in sides:
+        if not writable(side.codec):
+            raise ValueError(f"write takes affine and 16-bit float codecs, not {side.codec}")
+    K = key.pages.kv_heads
+    tokens = page.size
+    shared = {
+        "layer": _scalar(layer),
+        "page": page.reshape(-1).astype(jnp.int32),
+        "slot": slot.reshape(-1).astype(jnp.int32),
+    }
+    operands = [_operands(side) for side in sides]
+    flat, tree = jax.tree.flatten([_arrays(side.pages) for side in sides])
+    shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in flat]
+    if real is not None:
+        shared["real"] = real.reshape(-1).astype(jnp.int32)
+    if queries is not None:
+        assert key.turn.dual is not None
+        shared["dual"] = key.turn.dual
+        shared["turn"] = _scalar(key.turn.layer)
+        shared["queries"] = queries.reshape(tokens, -1, queries.shape[-1])
+        shapes.append(jax.ShapeDtypeStruct(shared["queries"].shape, jnp.float32))
+    written = pl.pallas_call(
+        functools.partial(
+            _kernel,
+            tree=tree,
+            codecs=[numbers_of(side.codec) for side in sides],
+            config=config,
+            interpret=interpret,
+        ),
+        grid=(pl.cdiv(tokens, config.tokens * config.blocks), K, 2 if queries is None else 3),
+        in_specs=[pl.no_block_spec] * len(flat)
+        + [jax.tree.map(lambda _: pl.no_block_spec, x) for x in (shared, operands)],
+        out_specs=[pl.no_block_spec] * len(shapes),
+        out_shape=shapes,
+        input_output_aliases={i: i for i in range(len(flat))},
+        compiler_params=plt.CompilerParams(num_warps=config.warps, num_stages=1),
+        interpret=interpret,
+        name="write",
+    )(*flat, shared, operands)
+    first, second = (Packed(**side) for side in jax.tree.unflatten(tree, written[: len(flat)]))
+    return first, second, None if queries is None else written[-1].reshape(queries.shape)
+
+
+def _arrays(pages: Packed) -> dict:
+    return {"codes": pages.codes} | ({} if pages.params is None else {"params": pages.params})
+
+
+def _operands(side: Side) -> dict:
+    if isinstance(side.tokens, Held):
+        operands = {
+            "held": side.tokens.pages,
+            "page": side.tokens.page.reshape(-1).astype(jnp.int32),
+            "slot": side.tokens.slot.reshape(-1).astype(jnp.int32),
+        }
+    else:
+        operands = {"x": side.tokens.reshape(-1, *side.tokens.shape[2:])}
+    operands["turn"] = _scalar(side.turn.layer)
+    if side.turn.mean is not None:
+        operands["mean"] = side.turn.mean
+    if side.turn.standing is not None:
+        operands["standing"] = [x.reshape(-1, x.shape[-1]) for x in side.turn.standing]
+    if side.turn.rotation is not None:
+        operands["rotation"] = side.turn.rotation
+    if isinstance(side.codec, AffineCodec) and side.codec.clip is not None:
+        operands["clip"] = side.codec.clip.reshape(1)
+    return operands
+
+
+def _columns(codec: Codec, channels: int) -> Columns | None:
+    """The columns of a codec with digits."""
+    if not isinstance(codec, DigitCodec):
+        return None
+    return columns(codec.digits, codec.bits, channels)
+
+
+def _scalar(x: LayerIndex) -> Int[Array, " 1"]:
+    return jnp.asarray(x, jnp.int32).reshape(1)
+
+
+def _matrix(ref, layer, head):
+    """The layer's and head's own, of matrices [L, K, H, H] or one for all, [1, 1, H, H]."""
+    return ref[layer % ref.shape[0], head % ref.shape[1]]
+
+
+def _kernel(*refs, tree, codecs, config: Config, interpret: bool):
+    count = tree.num_leaves
+    shared, operands = refs[count : count + 2]
+    outputs = refs[count + 2 :]  # the pages again, the same memory, and the turned queries
+    pages = jax.tree.unflatten(tree, outputs[:count])
+    block, head, mine = (pl.program_id(axis) for axis in range(3))
+    heads = pages[0]["codes"].shape[2]
+
+    def each_block(work):
+        """Calls ``work`` with the tokens of each block."""
+
+        def one(i, done):
+            first = (block * config.blocks + i) * config.tokens
+            token = first + jnp.arange(config.tokens, dtype=jnp.int32)
+            # What reaches past the end does the last token again.
+            work(jnp.minimum(token, shared["page"].shape[0] - 1))
+            return done
+
+        lax.fori_loop(0, config.blocks, one, 0)
+
+    for side in range(2):
+        # A program does one side: twice as many work at once.
+        @pl.when(mine == side)
+        def _(side=side):
+            each_block(
+                _side_writer(
+                    pages[side], shared, operands[side], codecs[side], head, interpret=interpret
+                )
+            )
+
+    if "queries" in shared:
+
+        @pl.when(mine == 2)
+        def _():
+            group = shared["queries"].shape[1] // heads
+            each_block(_query_turner(shared, outputs[-1], head, group))
+
+
+def _query_turner(shared: dict, out_ref, head, group: int):
+    """Turns the queries of the heads that share a KV head."""
+    q_ref, R = shared["queries"], _matrix(shared["dual"], shared["turn"][0], head)
+
+    def turn(token):
+        channel = jnp.arange(q_ref.shape[2], dtype=jnp.int32)[None]
+        for g in range(group):
+            at = token[:, None], head * group + g, channel
+            out_ref[at] = dot(q_ref[at].astype(jnp.float16), R, (1, 0))
+
+    return turn
+
+
+def _side_writer(pages: dict, shared: dict, operands: dict, codec: Codec, head, *, interpret: bool):
+    """Writes the tokens of a block to one side."""
+    found = _columns(codec, _source(operands).shape[-1])
+    load = _loader(operands, head, None if found is None else found.channel)
+    layer, levels = shared["layer"][0], affine.nearest_levels if interpret else nearest_levels
+
+    def write_block(token):
+        x, slot = load(layer, token), (shared["page"][token], shared["slot"][token])
+        if isinstance(codec, FloatCodec):
+            _store(pages["codes"], layer, head, slot, 0, _words(x, codec.floats))
+            return
+        assert isinstance(codec, AffineCodec | DigitCodec)
+        if isinstance(codec, AffineCodec):
+            codes, *numbers = _encode(x, codec, operands, levels)
+        else:
+            assert found is not None
+            codes, *numbers = encode_digits(x, codec.digits, codec.bits, levels)
+            codes = to_integers(codes) >> (codec.bits * found.digit)[None]
+        first = 0
+        for words in pack_parts(codes, codec.bits):
+            _store(pages["codes"], layer, head, slot, first, words)
+            first += words.shape[1]
+        for side, number in enumerate(numbers):
+            _store_numbers(pages["params"], layer, head, slot, side, _words(number, jnp.bfloat16))
+
+    def write_real(token):
+        @pl.when(shared["real"][token].max() > 0)
+        def _():
+            write_block(token)
+
+    return write_real if "real" in shared else write_block
+
+
+def _encode(x, codec: AffineCodec, operands: dict, levels):
+    """(codes, scale, lo) of tokens [tokens, H]."""
+    if "clip" in operands:
+        x = clip_tile(x, operands["clip"][0])
+    encode = affine.encode_fitted if codec.step == "fitted" else affine.encode_min_max
+    shape, group = x.shape, codec.group or x.shape[1]
+    if group < shape[1]:
+        x = x.reshape(shape[0], -1, group)
+    codes, scale, lo = encode(x, codec.bits, levels)
+    return to_integers(codes).reshape(shape), scale, lo
+
+
+def _source(operands: dict):
+    """Where the tokens are."""
+    return operands["held" if "held" in operands else "x"]
+
+
+def _loader(operands: dict, head, column=None):
+    """Loads the tokens of a block, turned, in float32, [tokens, H], or these columns of them."""
+    held, source = "held" in operands, _source(operands)
+    H = source.shape[-1]
+    turn, R = operands["turn"][0], None
+    if "rotation" in operands:
+        R = _matrix(operands["rotation"], turn, head)  # its columns are those asked for
+    channel = jnp.arange(H, dtype=jnp.int32) if R is not None or column is None else column
+    channel = channel[None]
+    centre = _centre(operands, turn, head, channel) if "mean" in operands else None
+
+    def load(layer, token):
+        if held:
+            at = operands["page"][token][:, None], head, operands["slot"][token][:, None]
+            x = lax.bitcast_convert_type(source[(layer, *at, channel)], jnp.float16)
+        else:
+            x = source[token[:, None], head, channel]
+        x = x.astype(jnp.float32)
+        if centre is not None:
+            x = x - centre(token)
+        return x if R is None else dot(x.astype(jnp.float16), R, (1, 0))
+
+    return load
+
+
+def _centre(operands: dict, layer, head, channel):
+    """The mean of tokens, [tokens or 1, H], where it stands."""
+    ref, half = operands["mean"], operands["mean"].shape[-1] // 2
+    mean = ref[layer, head, channel]
+    if "standing" not in operands:
+        return lambda token: mean
+    other = ref[layer, head, (channel + half) % (2 * half)]  # of the same pair
+
+    def centre(token):
+        cos, sin = (x[token[:, None], channel] for x in operands["standing"])
+        return mean * cos.astype(jnp.float32) + other * sin.astype(jnp.float32)
+
+    return centre
+
+
+def _store(ref, layer, head, slot: tuple, first: int, words):
+    """Words [tokens, n] of the tokens in (page, slot)."""
+    page, slot = (x[:, None] for x in slot)
+    column = first + jnp.arange(words.shape[1], dtype=jnp.int32)[None]
+    ref[layer, page, head, slot, column] = words
+
+
+def _store_numbers(ref, layer, head, slot: tuple, side: int, words):
+    """The numbers of each group, [tokens, n] or, of one group, [tokens]: scales first, then los."""
+    page, slot = slot
+    if words.ndim == 1:
+        ref[layer, page, head, side, slot] = words
+        return
+    n = words.shape[1]
+    column = side * n + jnp.arange(n, dtype=jnp.int32)[None]
+    ref[layer, page[:, None], head, column, slot[:, None]] = words
+
+
+def _words(x, floats):
+    """The words of 16-bit floats."""
+    if floats == jnp.float16:
+        x = jnp.minimum(jnp.maximum(x, -GREATEST), GREATEST)
+        return lax.bitcast_convert_type(x.astype(floats), jnp.uint16)
+    bits = lax.bitcast_convert_type(as_bfloat16(x), jnp.uint32) >> 16
+    return bits.astype(jnp.uint16)

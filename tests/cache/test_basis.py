@@ -1,0 +1,114 @@
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.linalg
+
+import jkvq
+from jkvq.cache.basis import Calibration, SideCalibration, make_basis
+from jkvq.cache.shape import CacheShape
+from jkvq.cache.spec import parse_spec
+from tests.made_up import SHAPE, random_calibration
+from tests.reference import rope
+
+
+@pytest.mark.parametrize(
+    ("cache", "part"),
+    [
+        ("oscar-int2", "rotation of the keys"),
+        ("hessian-int4", "rotation of the keys"),
+        ("kmeans16-int4", "centroids of the keys"),
+        ("blockgtq-k3v3", "widths of the keys"),
+        ("bdr64-k,center=true", "mean of the keys"),
+    ],
+)
+def test_a_method_that_needs_calibration_says_so(cache, part):
+    with pytest.raises(jkvq.UserError, match=f"needs a calibration with the {part}"):
+        make_basis(parse_spec(cache), SHAPE, None)
+
+
+def test_a_calibration_of_another_model_is_refused():
+    other = CacheShape(3, 2, 128)
+    with pytest.raises(jkvq.UserError, match=r"rotation has shape \(2, 2, 128, 128\)"):
+        make_basis(parse_spec("oscar-int2"), other, random_calibration())
+
+
+def test_centroids_are_brought_into_the_stored_basis():
+    made_up = random_calibration()
+    basis = make_basis(parse_spec("kmeans16-bdr-int4"), SHAPE, made_up)
+    assert made_up.key.centroids is not None
+    assert basis.key.centroids is not None
+    R = scipy.linalg.hadamard(128) / np.sqrt(128)
+    wanted = made_up.key.centroids.astype(np.float64) @ R
+    np.testing.assert_allclose(basis.key.centroids, wanted, atol=1e-4)
+    np.testing.assert_array_equal(basis.value.centroids, made_up.value.centroids)
+
+
+@pytest.mark.parametrize("first", [0, 500])
+def test_a_mean_of_keys_stands_in_the_middle_of_pages(first):
+    made_up, frequency = random_calibration(), np.geomspace(1, 1e-4, 64)
+    basis = make_basis(parse_spec("saw-int4,center=true"), SHAPE, made_up, frequency).moved(first)
+    middle = np.array([32, 96, 7000])
+    x, q = (
+        jnp.asarray(np.random.default_rng(0).normal(size=shape), jnp.float32)
+        for shape in ((3, 2, 128), (1, 1, 6, 128))
+    )
+    assert made_up.key.mean is not None
+    mean = np.broadcast_to(made_up.key.mean[1].astype(np.float64), x.shape)
+    mean = rope(mean, middle + first, frequency)
+    R = scipy.linalg.hadamard(128) / np.sqrt(128)
+    at = 1, jnp.asarray(middle)[None]
+    # Angles are float32 numbers of thousands, cos and sin float16 ones.
+    np.testing.assert_allclose(basis.key.enter(x[None], *at)[0], (x - mean) @ R, atol=1e-2)
+    np.testing.assert_allclose(basis.key.entered_mean(*at)[0], mean @ R, atol=1e-2)
+    scores = basis.key.mean_scores(q, 1, jnp.asarray(middle))
+    wanted = np.einsum("nh,snh->ns", q[0, 0], np.repeat(mean, 3, axis=1))
+    np.testing.assert_allclose(scores[0, 0], wanted, atol=2e-2)
+
+
+def test_digits_mix_quarters_and_give_all_widths_one_step():
+    made_up = random_calibration().key
+    assert made_up.packed_rotation is not None and made_up.packed_spread is not None
+    R = np.asarray(make_basis(parse_spec("jkvq-int2"), SHAPE, random_calibration()).key.rotation)
+    for layer, head in np.ndindex(2, 2):
+        # Tokens whose variances along the calibrated directions are those of the calibration
+        inverse = np.linalg.inv(made_up.packed_rotation[layer, head].astype(np.float64))
+        C = inverse.T @ np.diag(made_up.packed_spread[layer, head]) @ inverse
+        turned = R[layer, head].T.astype(np.float64) @ C @ R[layer, head]
+        step = np.repeat([0.9957 / 0.3352, 1, 1, 1], 32)  # the best of 2 bits over that of 4
+        np.testing.assert_allclose(np.diag(turned), step**2, rtol=1e-4)
+        quarter = np.arange(128) // 32
+        apart = quarter[:, None] != quarter[None]
+        np.testing.assert_allclose(turned[apart], 0, atol=1e-4)
+
+
+def test_block_rotation_gathers_groups_and_is_orthogonal():
+    basis = make_basis(parse_spec("blockgtq-k3v3"), SHAPE, random_calibration()).key
+    assert basis.allocation is not None
+    assert basis.rotation is not None
+    R = np.asarray(basis.rotation, np.float64)
+    np.testing.assert_allclose(
+        R @ R.transpose(0, 1, 3, 2), np.broadcast_to(np.eye(128), R.shape), atol=1e-6
+    )
+    widths = random_calibration().key.widths
+    assert widths is not None
+    channels = np.concatenate([widths[2], widths[2]], axis=-1)
+    for layer, head in np.ndindex(2, 2):
+        given, kept = channels[layer, head], np.asarray(basis.allocation.width)[layer, head]
+        assert sorted(given, reverse=True) == kept.tolist()
+        # A channel only reaches columns of its own width.
+        assert (R[layer, head][given[:, None] != kept[None]] == 0).all()
+
+
+@pytest.mark.parametrize(
+    ("widths", "sentence"),
+    [
+        ([4] * 64, "average 3 in every head; these are 4 to 4"),
+        ([9] + [3] * 62 + [-3], "must be 1 to 8 bits"),
+        ([1, 2, 3, 4, 5] * 12 + [3] * 4, "5 different block widths; 4 may be stored"),
+    ],
+)
+def test_block_widths_that_cannot_be_stored_are_refused(widths, sentence):
+    given = np.broadcast_to(np.array(widths), (8, 2, 2, 64))
+    calibration = Calibration(key=SideCalibration(widths=given))
+    with pytest.raises(jkvq.UserError, match=sentence):
+        make_basis(parse_spec("blockgtq-k3v3"), SHAPE, calibration)

@@ -1,0 +1,83 @@
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jkvq
+from jkvq.cache.basis import Calibration
+from jkvq.cache.layout import empty_cache
+from jkvq.cache.spec import CacheSpec, SideSpec
+from jkvq.models.config import ModelConfig
+from jkvq.models.decoder import abstract_params, forward, logits
+from tests.made_up import random_calibration
+from tests.tiny import CONFIG, tiny_llm
+
+PLAIN = SideSpec(32, "float")
+TURNED = dataclasses.replace(PLAIN, rotation="oscar")
+BALANCED = dataclasses.replace(PLAIN, rotation="balanced", center=True)
+CENTRED = dataclasses.replace(PLAIN, center=True)
+BOTH = dataclasses.replace(TURNED, center=True)
+CALIBRATION = random_calibration(CONFIG.cache_shape)
+STRETCHING = Calibration(
+    key=dataclasses.replace(CALIBRATION.key, rotation=CALIBRATION.key.packed_rotation),
+    value=dataclasses.replace(CALIBRATION.value, rotation=CALIBRATION.value.packed_rotation),
+)
+
+
+def model(config: ModelConfig) -> jkvq.LLM:
+    leaves, structure = jax.tree.flatten(abstract_params(config, jnp.float32))
+    rng = np.random.default_rng(0)
+    params = structure.unflatten(
+        jnp.asarray(rng.normal(0, leaf.shape[-1] ** -0.5, leaf.shape), jnp.float32)
+        for leaf in leaves
+    )
+    return dataclasses.replace(tiny_llm(), config=config, params=params)
+
+
+def scores(llm: jkvq.LLM, own: str) -> np.ndarray:
+    tokens = jnp.asarray(np.random.default_rng(1).integers(0, 256, (2, 20)), jnp.int32)
+    table = 1 + jnp.arange(6, dtype=jnp.int32).reshape(2, 3)
+    cache = empty_cache(llm.spec, llm.config.cache_shape, 7, table)
+    run = jax.jit(forward, static_argnums=0, static_argnames="own")
+    hidden, _ = run(llm.config, llm.params, llm.basis, cache, tokens, jnp.array([20, 13]), own=own)
+    found = np.asarray(logits(llm.config, llm.params, hidden))
+    return np.concatenate([found[0], found[1, :13]])  # the rest is padding
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(
+    ("key", "value", "calibration"),
+    [
+        (TURNED, PLAIN, CALIBRATION),
+        (PLAIN, TURNED, CALIBRATION),
+        (CENTRED, CENTRED, CALIBRATION),
+        (BOTH, BOTH, CALIBRATION),
+        (BALANCED, BALANCED, STRETCHING),
+    ],
+    ids=["keys turned", "values turned", "centred", "all", "balanced"],
+)
+def test_rotation_and_centring_change_nothing_by_themselves(key, value, calibration, bias):
+    config = dataclasses.replace(CONFIG, qk_bias=bias, v_bias=bias)
+    plain = model(config)
+    folded = jkvq.with_cache(plain, CacheSpec(key, value, page=8), calibration)
+    for own in ("exact", "stored"):
+        np.testing.assert_allclose(scores(folded, own), scores(plain, own), atol=1e-5)
+
+
+def test_exact_layers_are_left_alone():
+    plain = model(CONFIG)
+    spec = CacheSpec(BOTH, BOTH, page=8, exact_layers=(0,))
+    folded = jkvq.with_cache(plain, spec, CALIBRATION)
+    kept = folded.params["layers"][0]["attention"]["v"]["weight"]
+    assert kept is plain.params["layers"][0]["attention"]["v"]["weight"]
+    # Layer 0 is stored in 16 bits, so only about the same.
+    np.testing.assert_allclose(scores(folded, "stored"), scores(plain, "stored"), atol=0.05)
+    assert np.abs(scores(folded, "exact") - scores(plain, "exact")).max() < 1e-5
+
+
+def test_a_folded_model_is_not_folded_again():
+    folded = jkvq.with_cache(model(CONFIG), CacheSpec(BOTH, BOTH, page=8), CALIBRATION)
+    with pytest.raises(jkvq.UserError, match="load it with cache='bf16'"):
+        jkvq.with_cache(folded, "bf16")

@@ -1,0 +1,85 @@
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jkvq.cache.footprint import bits_per_element
+from jkvq.cache.layout import empty_cache, home, next_chunk, page_of, pages_for, stored_bytes
+from jkvq.cache.shape import CacheShape
+from jkvq.cache.spec import PRESETS, parse_spec
+
+SHAPE = CacheShape(layers=3, kv_heads=2, head_dim=128)
+
+
+@pytest.mark.parametrize("name", [*PRESETS, "jkvq-int2,exact_layers=1", "int4,group=32"])
+def test_stored_bytes_are_those_of_the_allocated_arrays(name):
+    spec = parse_spec(name)
+    cache = empty_cache(spec, SHAPE, 7, jnp.zeros((2, 3), jnp.int32))
+    allocated = sum(array.nbytes for array in jax.tree.leaves(cache.stacks))
+    assert allocated == stored_bytes(spec, SHAPE, 7, 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "bits"),
+    [
+        ("bf16", 16),
+        ("int8", 8.25),
+        ("int4", 4.25),
+        ("int3", 3.25),
+        ("int2", 2.25),
+        ("int4,group=32", 5),
+        ("int4,group=64", 4.5),
+        ("int4,key.bits=3,value.bits=2", 2.75),
+        ("tq-k3v3", 3.125),
+        ("tq-k3v2", 2.625),
+        ("blockgtq-k2v2", (2.5 + 2.125) / 2),
+        ("kmeans256-int4", 4.25 + 8 / 256),  # an index for two heads of 128
+        ("kmeans2048-int4", 4.25 + 16 / 256),
+        ("int4,exact_layers=0", (2 * 4.25 + 16) / 3),
+    ],
+)
+def test_bits_per_element_of_whole_pages(name, bits):
+    assert bits_per_element(parse_spec(name), SHAPE, 64 * 100) == pytest.approx(bits)
+
+
+@pytest.mark.parametrize(
+    ("name", "most"),
+    [("oscar-int2", 2.30), ("jkvq-int2", 2.30), ("saw-int4", 4.25), ("tq-k3v3", 3.13)],
+)
+def test_bits_per_element_at_128k(name, most):
+    spec, context = parse_spec(name), 128 * 1024
+    shape = CacheShape(1, 1, 128)
+    pages = pages_for(context, spec)
+    cache = empty_cache(spec, shape, pages, jnp.zeros((1, 1), jnp.int32))
+    allocated = sum(array.nbytes for array in jax.tree.leaves(cache.stacks))
+    assert 8 * allocated / (context * shape.elements_per_token) <= most
+
+
+def test_pages_for_rounds_up():
+    spec = parse_spec("bf16,page=8")
+    assert [pages_for(tokens, spec) for tokens in (1, 7, 8, 9, 16)] == [1, 1, 1, 2, 2]
+    windowed = parse_spec("int2,page=8,sink=4,recent=10")  # pages only for what leaves the windows
+    assert [pages_for(tokens, windowed) for tokens in (1, 21, 22, 29, 30)] == [0, 0, 1, 1, 2]
+
+
+def test_page_of_puts_padding_on_the_padding_page():
+    cache = empty_cache(parse_spec("f32,page=8"), SHAPE, 9, jnp.array([[5, 2], [7, 3]]))
+    cache = dataclasses.replace(cache, length=jnp.array([6, 0]))
+    chunk = next_chunk(cache, jnp.array([4, 1]), 5)
+    np.testing.assert_array_equal(chunk.position, [[6, 7, 8, 9, 10], [0, 1, 2, 3, 4]])
+    page, slot = page_of(cache, chunk.position, chunk.real)
+    np.testing.assert_array_equal(page, [[5, 5, 2, 2, 0], [7, 0, 0, 0, 0]])
+    np.testing.assert_array_equal(slot, [[6, 7, 0, 1, 2], [0, 1, 2, 3, 4]])
+
+
+def test_home_gives_exact_layers_a_stack_of_their_own():
+    spec = parse_spec("int4,exact_layers=1+3")
+    assert [tuple(home(spec, layer)) for layer in range(5)] == [
+        (0, 0),
+        (-1, 0),
+        (0, 1),
+        (-1, 1),
+        (0, 2),
+    ]

@@ -1,0 +1,114 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jkvq
+from jkvq.engine.sampling import SamplerArrays, Sampling, sample
+
+LOGITS = np.array([1.2, -0.3, 2.0, 0.5, -1.5, 2.0, 0.1, -4.0])
+DRAWS = 20_000
+
+
+def _exact(rules: Sampling, seen=()) -> np.ndarray:
+    """The distribution that the rules define, written out token by token in float64."""
+    logits = LOGITS.copy()
+    for token in seen:
+        penalty = rules.repetition_penalty
+        logits[token] = logits[token] / penalty if logits[token] > 0 else logits[token] * penalty
+    logits = logits / rules.temperature
+    probability = np.exp(logits) / np.exp(logits).sum()
+    if rules.top_k:
+        least = sorted(probability)[-rules.top_k]
+        probability = np.where(probability >= least, probability, 0)
+        probability /= probability.sum()
+    if rules.top_p < 1:
+        kept, total = set(), 0.0
+        for token in np.argsort(-probability, kind="stable"):
+            if total >= rules.top_p:
+                break
+            kept.add(token)
+            total += probability[token]
+        least = min(probability[list(kept)])
+        probability = np.where(probability >= least, probability, 0)
+    probability = np.where(probability >= rules.min_p * probability.max(), probability, 0)
+    return probability / probability.sum()
+
+
+def _draw(rules: Sampling, seen=()) -> np.ndarray:
+    """How often each token comes in DRAWS draws of one stream."""
+    marked = np.zeros((1, len(LOGITS)), bool)
+    marked[0, list(seen)] = True
+    logits = jnp.asarray(LOGITS, jnp.float32)[None]
+    arrays = SamplerArrays.stack([rules])
+    draw = jax.vmap(lambda step: sample(logits, jnp.asarray(marked), step, arrays)[0])
+    tokens = draw(jnp.arange(DRAWS)[:, None])
+    return np.bincount(tokens, minlength=len(LOGITS))
+
+
+@pytest.mark.parametrize(
+    ("rules", "seen"),
+    [
+        (Sampling(temperature=1.0), ()),
+        (Sampling(temperature=0.6), ()),
+        (Sampling(temperature=1.7, seed=5), ()),
+        (Sampling(temperature=1.0, top_k=3), ()),
+        (Sampling(temperature=1.0, top_k=1), ()),  # two are tied for the first place
+        (Sampling(temperature=1.0, top_p=0.8), ()),
+        (Sampling(temperature=0.8, top_k=5, top_p=0.7), ()),
+        (Sampling(temperature=1.0, min_p=0.2), ()),
+        (Sampling(temperature=1.3, top_k=6, top_p=0.95, min_p=0.1), ()),
+        (Sampling(temperature=1.0, repetition_penalty=1.8), (1, 2, 3)),
+    ],
+)
+def test_sample_draws_from_the_exact_distribution(rules, seen):
+    expected, counts = _exact(rules, seen), _draw(rules, seen)
+    assert (counts[expected == 0] == 0).all()
+    possible = expected > 0
+    # Pearson's statistic; 99.99% of draws from the right distribution stay below the bound, which
+    # is the quantile for up to 7 degrees of freedom.
+    statistic = ((counts - DRAWS * expected)[possible] ** 2 / (DRAWS * expected)[possible]).sum()
+    assert statistic < 29.9
+
+
+def test_sample_check_would_see_a_slightly_wrong_temperature():
+    expected, counts = _exact(Sampling(temperature=1.0)), _draw(Sampling(temperature=1.06))
+    assert ((counts - DRAWS * expected) ** 2 / (DRAWS * expected)).sum() > 29.9
+
+
+def test_sample_at_temperature_zero_takes_the_likeliest():
+    rules = Sampling(temperature=0.0, top_k=3, top_p=0.5)
+    assert np.flatnonzero(_draw(rules)).tolist() == [2]
+    assert np.flatnonzero(_draw(Sampling(repetition_penalty=2.0), (2, 5))).tolist() == [0]
+
+
+def test_sample_of_a_row_does_not_depend_on_the_other_rows():
+    rows = [Sampling(temperature=1.0, seed=7), Sampling(), Sampling(temperature=2.0, top_k=2)]
+    logits = jax.random.normal(jax.random.key(0), (3, 50))
+    seen = jnp.zeros((3, 50), bool)
+    step = jnp.array([4, 0, 9])
+    together = sample(logits, seen, step, SamplerArrays.stack(rows))
+    for row, rules in enumerate(rows):
+        alone = sample(
+            logits[row : row + 1], seen[:1], step[row : row + 1], SamplerArrays.stack([rules])
+        )
+        assert together[row] == alone[0]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("temperature", -0.1),
+        ("temperature", float("nan")),
+        ("top_k", -1),
+        ("top_p", 0.0),
+        ("top_p", 1.1),
+        ("min_p", -0.1),
+        ("repetition_penalty", 0.0),
+        ("seed", -1),
+        ("seed", 2**32),
+    ],
+)
+def test_sampling_out_of_range_is_refused(field, value):
+    with pytest.raises(jkvq.UserError, match=f"{field}={value}"):
+        Sampling(**{field: value})

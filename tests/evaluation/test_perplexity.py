@@ -1,0 +1,168 @@
+import dataclasses
+import gzip
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jkvq
+from jkvq.cache.layout import empty_cache
+from jkvq.evaluation.perplexity import (
+    Cached,
+    compare,
+    first_tokens,
+    perplexity,
+    read_text,
+    spans,
+    subject,
+)
+from jkvq.models.decoder import forward, logits
+from tests.tiny import CONFIG
+
+
+def test_perplexity_equals_one_pass_over_all_tokens(tiny):
+    tokens = [(11 * i * i + i) % 256 for i in range(600)]  # more than one chunk
+    table = jnp.arange(1, 76, dtype=jnp.int32)[None]
+    cache = empty_cache(tiny.spec, CONFIG.cache_shape, 76, table)
+    hidden, _ = forward(
+        CONFIG, tiny.params, tiny.basis, cache, jnp.asarray([tokens]), jnp.array([600]), own="exact"
+    )
+    scores = np.asarray(logits(CONFIG, tiny.params, hidden), np.float64)[0, :-1]
+    chosen = scores[np.arange(599), tokens[1:]]
+    losses = np.log(np.exp(scores).sum(-1)) - chosen
+    result = perplexity(tiny, tokens)
+    assert result.scored == 599
+    assert result.nll == pytest.approx(losses.mean(), abs=1e-5)
+    assert result.ppl == pytest.approx(np.exp(losses.mean()), rel=1e-5)
+
+
+def _log_probabilities(llm, tokens):
+    """Of the token after each, from one pass over all of them."""
+    table = jnp.arange(1, 41, dtype=jnp.int32)[None]
+    cache = empty_cache(llm.spec, CONFIG.cache_shape, 41, table)
+    padded = jnp.asarray([[*tokens, *[0] * (320 - len(tokens))]])
+    count = jnp.array([len(tokens)])
+    run = jax.jit(forward, static_argnames=("config", "own"))
+    hidden, _ = run(llm.config, llm.params, llm.basis, cache, padded, count, own="stored")
+    scores = np.asarray(logits(llm.config, llm.params, hidden), np.float64)[0, : len(tokens)]
+    return scores - np.log(np.exp(scores).sum(-1, keepdims=True))
+
+
+def test_compare_measures_kl_from_the_reference(tiny):
+    tokens = [(11 * i * i + i) % 256 for i in range(300)]
+    llms = {"f32": tiny, "int2": jkvq.with_cache(tiny, "int2,page=8")}
+    expected, predicted = (_log_probabilities(llm, tokens)[:-1] for llm in llms.values())
+    kl = (np.exp(expected) * (expected - predicted)).sum(-1).mean()
+    found = compare({name: Cached(llm) for name, llm in llms.items()}, tokens, reference="f32")
+    assert list(found) == ["f32", "int2"]
+    assert found["f32"].kl == 0
+    assert found["int2"].kl == pytest.approx(kl, rel=1e-4)
+    assert kl > 0.01
+    assert found["int2"].nll == pytest.approx(-predicted[range(299), tokens[1:]].mean(), rel=1e-5)
+    assert (found["f32"].bits_per_element, perplexity(tiny, tokens).kl) == (32.0 * 304 / 300, None)
+
+
+@pytest.mark.parametrize(("context", "stride"), [(100, 100), (100, 30), (64, 1), (300, 7), (1, 1)])
+def test_spans_score_every_token_but_the_first_once(context, stride):
+    scored = []
+    for start, stop, fresh in spans(150, context, stride):
+        assert 0 < stop - start <= context
+        assert start < fresh  # a token is predicted from those before it in the window
+        scored += range(fresh, min(stop, 149) + 1)
+    assert scored == list(range(1, 150))
+
+
+def test_windows_see_only_their_own_tokens(tiny):
+    tokens = [(11 * i * i + i) % 256 for i in range(150)]
+    losses = []
+    for start, stop, fresh in ((0, 100, 1), (40, 140, 101), (80, 150, 141)):
+        predicted = _log_probabilities(tiny, tokens[start:stop])
+        for index in range(fresh, min(stop, 149) + 1):
+            losses.append(-predicted[index - 1 - start, tokens[index]])
+    found = compare({"": Cached(tiny)}, tokens, context=100, stride=40)[""]
+    assert found.scored == len(losses) == 149
+    assert found.nll == pytest.approx(np.mean(losses), rel=1e-5)
+    assert found.nll != pytest.approx(perplexity(tiny, tokens).nll, rel=1e-5)
+
+
+def test_where_a_text_stands_matters_to_coded_keys_alone(tiny):
+    tokens = [(11 * i * i + i) % 256 for i in range(200)]
+    names = ("f32", "int2", "kivi-int2")
+    subjects = {name: subject(tiny, name) for name in names}
+    near, far = (
+        compare(subjects, tokens, reference="f32", position=position)
+        for position in (0, CONFIG.context - 200)
+    )
+    assert far["f32"].nll == pytest.approx(near["f32"].nll, abs=1e-5)
+    for name in names[1:]:
+        assert min(near[name].kl or 0, far[name].kl or 0) > 0.01
+        assert abs(far[name].nll - near[name].nll) > 1e-4
+    with pytest.raises(jkvq.UserError, match="position=825: from 0 to 824, as 200 tokens"):
+        compare(subjects, tokens, position=825)
+
+
+@pytest.mark.parametrize(
+    ("context", "stride", "sentence"),
+    [
+        (0, None, "context=0: this model takes 1 to 1024"),
+        (1025, None, "context=1025: this model"),
+        (64, 65, "stride=65: from 1 to the context of 64"),
+        (64, 0, "stride=0"),
+    ],
+)
+def test_windows_that_cannot_be_are_refused(tiny, context, stride, sentence):
+    with pytest.raises(jkvq.UserError, match=sentence):
+        compare({"": Cached(tiny)}, [65] * 100, context=context, stride=stride)
+
+
+@pytest.mark.parametrize("count", [1, 1025])
+def test_perplexity_of_too_few_or_too_many_tokens_is_refused(tiny, count):
+    with pytest.raises(jkvq.UserError, match=f"{count} tokens: from 2 to .* 1024"):
+        perplexity(tiny, [65] * count)
+
+
+def test_perplexity_of_a_broken_model_is_refused(tiny):
+    params = {**tiny.params, "norm": {"weight": jnp.full(CONFIG.width, jnp.nan)}}
+    with pytest.raises(jkvq.UserError, match="NaN"):
+        perplexity(dataclasses.replace(tiny, params=params), [65, 66])
+
+
+def test_read_text_unpacks_gz_and_refuses_what_is_no_text(tmp_path):
+    (tmp_path / "a.txt").write_text("é")
+    (tmp_path / "a.gz").write_bytes(gzip.compress("é".encode()))
+    assert read_text(tmp_path / "a.txt") == read_text(tmp_path / "a.gz") == "é"
+    (tmp_path / "cut.gz").write_bytes(gzip.compress(b"text" * 100)[:-9])
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
+    for name in ("cut.gz", "binary"):
+        with pytest.raises(jkvq.UserError, match=f"{name} cannot be read as UTF-8 text"):
+            read_text(tmp_path / name)
+    with pytest.raises(jkvq.UserError, match="there is no file"):
+        read_text(tmp_path / "missing")
+
+
+def test_first_tokens_of_a_short_text_is_refused(tiny):
+    with pytest.raises(jkvq.UserError, match="10 tokens were asked for and the text has 5"):
+        first_tokens(tiny, "Hello", 10)
+
+
+def test_smollm2_perplexity_on_wikitext(smollm2, wikitext):
+    llm = jkvq.with_cache(smollm2, "bf16")
+    result = perplexity(llm, first_tokens(llm, read_text(wikitext), 1024))
+    assert result.ppl == pytest.approx(13.82, abs=0.07)  # an independent forward pass in float32
+
+
+# An independent implementation, float32, every token reading the cache as decode would.
+WIKITEXT_2048 = {
+    "quarot-int2,page=8": (24.1, 0.04),  # with pages of 64, up to 56 tokens more stay exact
+    "tq-k3v3": (21.8, 0.06),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("cache", "within"), WIKITEXT_2048.items())
+def test_smollm2_perplexity_through_packed_caches(smollm2, wikitext, cache, within):
+    llm = jkvq.with_cache(smollm2, cache)
+    result = perplexity(llm, first_tokens(llm, read_text(wikitext), 2048))
+    expected, relative = within
+    assert result.ppl == pytest.approx(expected, rel=relative)

@@ -1,0 +1,194 @@
+"""The write kernel against the codecs' own encoding."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jkvq.cache.basis import make_basis
+from jkvq.cache.layout import abstract_stacks
+from jkvq.cache.shape import CacheShape
+from jkvq.cache.spec import CALIBRATED_ROTATIONS, PRESETS, parse_spec
+from jkvq.pallas_kernels.formats.codecs import FloatCodec
+from jkvq.pallas_kernels.formats.packed import Packed
+from jkvq.pallas_kernels.triton.write import Config, Held, Side, scatter, writable, write
+from tests.made_up import random_calibration
+
+LAYER, PAGE, PAGES = 1, 16, 9
+
+
+class Tokens:
+    """New tokens, some at the same page, and pages full of other data."""
+
+    def __init__(self, cache: str, head_dim: int, shape=(3, 11)):
+        self.spec = parse_spec(f"{cache},page={PAGE}")
+        layers = CacheShape(2, 2, head_dim)
+        frequency = np.geomspace(1, 1e-4, head_dim // 2)
+        self.basis = make_basis(self.spec, layers, random_calibration(layers), frequency)
+        rng = np.random.default_rng(0)
+        self.middle = jnp.asarray(rng.integers(0, 1000, shape))
+        self.k, self.v = (
+            jnp.asarray(rng.normal(size=(*shape, 2, head_dim)), jnp.bfloat16) for _ in range(2)
+        )
+        place = rng.choice(np.arange(PAGE, PAGE * PAGES), np.prod(shape), replace=False)
+        self.page, self.slot = (
+            jnp.asarray(x.reshape(shape)) for x in (place // PAGE, place % PAGE)
+        )
+        stack = abstract_stacks(self.spec, layers, PAGES, 1)[0]
+        self.pages = [
+            jax.tree.map(lambda leaf: jnp.full(leaf.shape, 7, leaf.dtype), side)
+            for side in (stack.key, stack.value)
+        ]
+
+    def sides(self) -> tuple[Side, Side]:
+        def side(pages, x, basis) -> Side:
+            codec = basis.codec(LAYER)
+            return Side(pages, x, codec, basis.of_layer(LAYER, self.middle).towards(codec))
+
+        key, value = self.pages
+        return side(key, self.k, self.basis.key), side(value, self.v, self.basis.value)
+
+    def expected(self):
+        bases = self.basis.key, self.basis.value
+        return [
+            scatter(
+                pages,
+                basis.codec(LAYER).encode(basis.enter(x, LAYER, self.middle)),
+                *(LAYER, self.page, self.slot),
+            )
+            for pages, x, basis in zip(self.pages, (self.k, self.v), bases, strict=True)
+        ]
+
+    def assert_stored(self, found, expected):
+        """No token 5% farther off than the codec has it, 2% of values elsewhere, no other slot."""
+        bases = self.basis.key, self.basis.value
+        real = jnp.ones(self.page.shape, bool)
+        for basis, tokens, a, b in zip(bases, (self.k, self.v), found, expected, strict=True):
+            for new, wanted in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+                changed = np.asarray(new != 7).sum() - np.asarray(wanted != 7).sum()
+                assert abs(changed) <= 4  # no other slot is touched; a word may happen to be 7
+                np.testing.assert_array_equal(new[0], wanted[0])  # the layer below
+            x, codec = np.asarray(basis.enter(tokens, LAYER, self.middle)), basis.codec(LAYER)
+            decoded = [
+                np.asarray(codec.decode(_row(p, self.page, self.slot), real)) for p in (a, b)
+            ]
+            # lo may round to the next bfloat16 number: 2^-7 of the largest value at most.
+            close = 2**-6 * np.abs(decoded[1]).max(-1, keepdims=True)
+            # A code that turns at a tie may move a fitted step, and with it its whole token.
+            far = (np.abs(decoded[0] - decoded[1]) > close).mean()
+            error, wanted_error = (np.linalg.norm(y - x, axis=-1) for y in decoded)
+            worse = (error / (wanted_error + 1e-3 * np.linalg.norm(x, axis=-1))).max()
+            assert worse <= 1.05 and far < 0.02, (worse, far)
+
+
+def _row(pages: Packed, page, slot) -> Packed:
+    params = None if pages.params is None else pages.params[LAYER, page, :, :, slot]
+    return Packed(pages.codes[LAYER, page, :, slot], params)
+
+
+def check(cache: str, head_dim: int, interpret: bool, shape=(3, 11)):
+    tokens = Tokens(cache, head_dim, shape)
+    run = jax.jit(
+        lambda key, value, k, v: write(
+            dataclasses.replace(tokens.sides()[0], pages=key, tokens=k),
+            dataclasses.replace(tokens.sides()[1], pages=value, tokens=v),
+            LAYER,
+            tokens.page,
+            tokens.slot,
+            config=Config(16, 2, 2),
+            interpret=interpret,
+        )[:2]
+    )
+    tokens.assert_stored(run(*tokens.pages, tokens.k, tokens.v), tokens.expected())
+
+
+CACHES = [("int4", 64), ("saw-int4", 128), ("oscar-int2", 64), ("jkvq-int2", 64), ("int3", 64)]
+CACHES += [("saw-int4,center=true", 64), ("int4,center=true", 128)]
+CACHES += [("bf16", 64), ("int8", 128), ("int2,group=32,step=fitted", 64)]
+
+
+@pytest.mark.parametrize(("cache", "head_dim"), CACHES)
+def test_write_step_by_step(cache, head_dim):
+    check(cache, head_dim, interpret=True)
+
+
+@pytest.mark.parametrize("cache", ["saw-int4,center=true", "jkvq-int2"])
+def test_queries_are_turned_in_the_same_launch(cache):
+    tokens = Tokens(cache, 64)
+    q = jax.random.normal(jax.random.key(1), (3, 11, 6, 64), jnp.bfloat16)
+    key, value, turned = write(
+        *tokens.sides(),
+        LAYER,
+        tokens.page,
+        tokens.slot,
+        queries=q,
+        config=Config(16, 2, 2),
+        interpret=True,
+    )
+    assert turned is not None
+    np.testing.assert_allclose(turned, tokens.basis.key.turn(q, LAYER), rtol=2e-3, atol=2e-3)
+    tokens.assert_stored((key, value), tokens.expected())
+
+
+@pytest.mark.parametrize("cache", ["int4", "jkvq-int2"])
+def test_tokens_move_from_pages_of_floats(cache):
+    tokens = Tokens(cache, 64)
+    rng = np.random.default_rng(1)
+    place = rng.choice(np.arange(5 * PAGE), 33, replace=False).reshape(3, 11)
+    at = jnp.asarray(place // PAGE), jnp.asarray(place % PAGE)
+    sides = []
+    bases = tokens.basis.key, tokens.basis.value
+    for side, x, basis in zip(tokens.sides(), (tokens.k, tokens.v), bases, strict=True):
+        floats = Packed(jnp.full((2, 5, 2, PAGE, 64), 0xFFFF, jnp.uint16))
+        held = FloatCodec(jnp.float16).encode(basis.enter(x, LAYER, tokens.middle))
+        floats = scatter(floats, held, LAYER, *at)
+        sides.append(Side(side.pages, Held(floats.codes, *at), side.codec))
+    how = LAYER, tokens.page, tokens.slot
+    found = write(sides[0], sides[1], *how, config=Config(16, 2, 2), interpret=True)[:2]
+    tokens.assert_stored(found, tokens.expected())
+
+
+def test_blocks_without_a_real_token_are_left_out():
+    tokens = Tokens("int4", 64, (1, 48))
+    real = jnp.arange(48)[None] // 16 == 1  # the second of three blocks
+    how = LAYER, tokens.page, tokens.slot
+    key, _, _ = write(*tokens.sides(), *how, real=real, config=Config(16, 2, 2), interpret=True)
+    touched = np.asarray(key.codes[LAYER, tokens.page, :, tokens.slot] != 7).any((-1, -2))
+    np.testing.assert_array_equal(touched, real)
+
+
+def test_a_codec_the_kernel_cannot_write_is_refused():
+    tokens = Tokens("tq-k3v3", 64)
+    with pytest.raises(ValueError, match="write takes affine and 16-bit float codecs, not Lloyd"):
+        write(*tokens.sides(), LAYER, tokens.page, tokens.slot, config=Config(16, 2, 2))
+
+
+def _kernel_of(preset) -> tuple:
+    """What the kernel is compiled for; presets that differ otherwise are the same to it."""
+    sides = preset.spec.key, preset.spec.value
+    fixed = [
+        side.rotation if side.rotation in ("none", *CALIBRATED_ROTATIONS) else "" for side in sides
+    ]
+    return tuple(
+        (side.bits, side.codec, side.clip, side.step, side.center, side.digits, rotation)
+        for side, rotation in zip(sides, fixed, strict=True)
+    )
+
+
+WRITABLE = {
+    _kernel_of(preset): name
+    for name, preset in PRESETS.items()
+    if name != "f32" and preset.spec.key.codec != "lloyd" and not preset.spec.key.centroids
+}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("cache", WRITABLE.values())
+def test_write_of_every_preset(cache, head_dim):
+    if cache.startswith("bdr128"):
+        cache = cache.replace("bdr128", f"bdr{head_dim}")
+    assert all(writable(side.codec) for side in Tokens(cache, head_dim).sides())
+    check(cache, head_dim, interpret=False)

@@ -1,0 +1,31 @@
+import pytest
+
+import jkvq
+from jkvq.support.memory import format_bytes, free_bytes, parse_bytes
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("24GB", 24e9), ("80 GiB", 80 * 2**30), ("1.5m", 1.5e6), ("1000", 1000), ("2TB", 2e12)],
+)
+def test_parse_bytes(text, count):
+    assert parse_bytes(text) == count
+
+
+@pytest.mark.parametrize("text", ["", "much", "24XB", "1.2.3GB", "-1GB", "."])
+def test_parse_bytes_of_no_size_is_refused(text):
+    with pytest.raises(jkvq.UserError, match="is no size of memory"):
+        parse_bytes(text)
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(0, "0 B"), (999, "999 B"), (1500, "1.5 KB"), (23e9, "23 GB"), (5e15, "5000 TB")],
+)
+def test_format_bytes(count, text):
+    assert format_bytes(count) == text
+
+
+def test_free_bytes_is_some_memory():
+    free = free_bytes()
+    assert free is None or free > 1_000_000
