@@ -20,7 +20,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from jkvq.cache.basis import Calibration, SideCalibration, methods_for
+from jkvq.cache.calibrated import Calibration, SideCalibration, methods_for
 from jkvq.cache.spec import CacheSpec
 from jkvq.calibration.solve import Solution, Spectra
 from jkvq.models.formats.catalog import CATALOG, cache_folder

@@ -12,7 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from jkvq.cache.basis import Basis, Calibration, SideBasis, make_basis
+from jkvq.cache.basis import Basis, SideBasis, make_basis
+from jkvq.cache.calibrated import Calibration
 from jkvq.cache.spec import CacheSpec, spec_text
 from jkvq.calibration.observe import causal, grouped, mixed, scores, windows
 from jkvq.calibration.solve import Options

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from jkvq.cache.basis import Calibration, SideCalibration
+from jkvq.cache.calibrated import Calibration, SideCalibration
 from jkvq.cache.fixed_rotations import hadamard
 from jkvq.calibration import rotations
 from jkvq.calibration.allocation import SCORES, allocations

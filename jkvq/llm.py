@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from jkvq.attention.implementation import choose_implementation
-from jkvq.cache.basis import Basis, Calibration, calibrate_command, make_basis, methods_for
+from jkvq.cache.basis import Basis, make_basis
+from jkvq.cache.calibrated import Calibration, calibrate_command, methods_for
 from jkvq.cache.fold import fold_values
 from jkvq.cache.spec import CacheSpec, parse_spec
 from jkvq.calibration.artefact import find_artefact, load_artefact

@@ -19,7 +19,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jkvq.cache.basis import Calibration, SideCalibration, make_basis
+from jkvq.cache.basis import make_basis
+from jkvq.cache.calibrated import Calibration, SideCalibration
 from jkvq.cache.layout import abstract_stacks
 from jkvq.cache.shape import CacheShape
 from jkvq.cache.spec import CacheSpec, parse_spec

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from jkvq.cache.basis import Calibration, SideCalibration
+from jkvq.cache.calibrated import Calibration, SideCalibration
 from jkvq.cache.shape import CacheShape
 
 SHAPE = CacheShape(2, 2, 128)

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Float16, Int
 
+from jkvq.cache.calibrated import Calibration, SideCalibration, calibrate_command, methods_for
 from jkvq.cache.fixed_rotations import (
     bit_reversal,
     block_hadamard,
@@ -38,65 +39,6 @@ from jkvq.pallas_kernels.formats.packed import LayerIndex
 from jkvq.pallas_kernels.rotary import angles, rotate, rotated_dots
 from jkvq.pallas_kernels.triton.write import Turn
 from jkvq.support.errors import UserError
-
-
-@dataclass(frozen=True)
-class SideCalibration:
-    """What calibration found for one side; each part is there if its method needs it."""
-
-    mean: Float[np.ndarray, "L K H"] | None = None  # of keys, as if a page's middle stood at 0
-    rotation: Float[np.ndarray, "L K H H"] | None = None
-    spread: Float[np.ndarray, "L K H"] | None = None  # variance along a balanced rotation, falling
-    packed_mean: Float[np.ndarray, "L K H"] | None = None  # for a cache with windows, if it differs
-    packed_rotation: Float[np.ndarray, "L K H H"] | None = None  # the same
-    packed_spread: Float[np.ndarray, "L K H"] | None = None  # the same
-    clip: Float[np.ndarray, " L"] | None = None
-    centroids: Float[np.ndarray, "L C K H"] | None = None  # of keys or values as they are
-    widths: Int[np.ndarray, "8 L K H/2"] | None = None  # of rotary blocks, for 1 to 8 bits each
-
-
-@dataclass(frozen=True)
-class Calibration:
-    """What calibration found for a model.
-
-    method: that made the rotations; None fits any cache.
-    weights: the fingerprint of the model's weights; None fits any model of the right shape.
-    """
-
-    key: SideCalibration = SideCalibration()
-    value: SideCalibration = SideCalibration()
-    method: str | None = None
-    weights: str | None = None
-
-
-def methods_for(spec: CacheSpec) -> tuple[str, ...]:
-    """The methods whose calibration serves a spec, the one made for it first.
-
-    There are none if it needs none. "kmeans" is followed by its number of centroids.
-    """
-    sides = (spec.key, spec.value)
-    rotations = {side.rotation for side in sides}
-    centroids = max(side.centroids for side in sides)
-    if centroids:
-        return (f"kmeans{centroids}",)
-    if "blocks" in (side.allocation for side in sides):
-        return ("blockgtq",)
-    if "hessian" in rotations:
-        return ("hessian",)
-    center = any(side.center for side in sides)
-    if "balanced" in rotations:
-        return ("jkvq",)
-    if "oscar" in rotations:
-        return ("oscar",)
-    return ("center", "jkvq", "oscar", "hessian", "blockgtq") if center else ()
-
-
-def calibrate_command(spec: CacheSpec, model: str = "MODEL") -> str:
-    """The command line that makes the calibration that a spec needs."""
-    method = methods_for(spec)[0]
-    if method.startswith("kmeans"):
-        method = f"kmeans --centroids {method.removeprefix('kmeans')}"
-    return f"jkvq calibrate --model {model} --method {method}"
 
 
 @jax.tree_util.register_dataclass

@@ -10,7 +10,7 @@ from typing import Annotated
 import jax
 import typer
 
-from jkvq.cache.basis import methods_for
+from jkvq.cache.calibrated import methods_for
 from jkvq.cache.footprint import bits_per_element, footprint
 from jkvq.cache.shape import CacheShape
 from jkvq.cache.spec import PRESETS, parse_spec, spec_text

@@ -13,7 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from jkvq.cache.basis import Basis, Calibration, methods_for
+from jkvq.cache.basis import Basis
+from jkvq.cache.calibrated import Calibration, methods_for
 from jkvq.cache.footprint import bits_per_element
 from jkvq.cache.layout import KVCache, empty_cache, pages_for
 from jkvq.cache.spec import parse_spec

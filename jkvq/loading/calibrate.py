@@ -7,7 +7,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jkvq.cache.basis import Calibration, methods_for
+from jkvq.cache.calibrated import Calibration, methods_for
 from jkvq.cache.spec import CacheSpec, parse_spec, spec_text
 from jkvq.calibration.artefact import (
     Artefact,

@@ -14,7 +14,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from jkvq.cache.basis import Calibration
+from jkvq.cache.calibrated import Calibration
 from jkvq.cache.layout import pages_for, stored_bytes
 from jkvq.cache.spec import CacheSpec, spec_text
 from jkvq.calibration.artefact import calibration_digest

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import jkvq
-from jkvq.cache.basis import Calibration, SideCalibration
+from jkvq.cache.calibrated import Calibration, SideCalibration
 from jkvq.calibration.observe import observe
 from jkvq.evaluation.perplexity import Cached, compare, first_tokens, perplexity, read_text
 from jkvq.loading.calibrate import Corpus

@@ -4,7 +4,8 @@ import pytest
 import scipy.linalg
 
 import jkvq
-from jkvq.cache.basis import Calibration, SideCalibration, make_basis
+from jkvq.cache.basis import make_basis
+from jkvq.cache.calibrated import Calibration, SideCalibration
 from jkvq.cache.shape import CacheShape
 from jkvq.cache.spec import parse_spec
 from tests.made_up import SHAPE, random_calibration

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import jkvq
-from jkvq.cache.basis import Calibration
+from jkvq.cache.calibrated import Calibration
 from jkvq.cache.layout import empty_cache
 from jkvq.cache.spec import CacheSpec, SideSpec
 from jkvq.models.config import ModelConfig
