@@ -14,6 +14,7 @@ from jaxtyping import Array, Float, Int
 
 from jkvq.cache.basis import Basis, SideBasis, make_basis
 from jkvq.cache.calibrated import Calibration
+from jkvq.cache.shape import CacheShape
 from jkvq.cache.spec import CacheSpec, spec_text
 from jkvq.calibration.observe import causal, grouped, mixed, scores, windows
 from jkvq.calibration.solve import Options
@@ -40,7 +41,7 @@ def choose_clips(
     options: Options,
 ) -> Calibration:
     """The calibration with the clip ratios that serve a spec best."""
-    basis = make_basis(spec, config.cache_shape, calibration, config.rope_frequency)
+    basis = make_basis(spec, CacheShape.of(config), calibration, config.rope_frequency)
     errors = np.zeros((2, config.layers, len(GRID)))
     with count_bar("Choosing clip ratios", len(tokens)) as bar:
         for chunk, count in windows(tokens, options.window):
@@ -66,18 +67,18 @@ def _errors(
     """Squared error of the attention output with keys, and with values, clipped at each ratio."""
     position = jnp.arange(tokens.shape[1], dtype=jnp.int32)
     real = position < count
-    visible, middle = causal(real), spec.middle(position)[None]
+    visible, at = causal(real), basis.key.angles(spec.middle(position)[None])
     exact = position[None] < spec.sink
     exact |= position[None] > position[:, None] - spec.recent  # what the windows hold
 
     def measuring(layer, q, k, v, found):
         shape, K = q.shape, k.shape[2]
-        turned = grouped(basis.key.turn(q, layer), K)
+        turned = grouped(basis.key.rotate_queries(q, layer), K)
         plain_k, plain_v = (x[0].astype(jnp.float32) for x in (k, v))
         S = scores(grouped(q, K), plain_k, visible)
         out = mixed(S, plain_v)
-        k_in, v_in = basis.key.enter(k, layer, middle)[0], basis.value.enter(v, layer, None)[0]
-        mean = 0.0 if basis.key.mean is None else basis.key.entered_mean(layer, middle)[0]
+        k_in, v_in = basis.key.enter(k, layer, at)[0], basis.value.enter(v, layer, None)[0]
+        mean = 0.0 if basis.key.mean is None else basis.key.entered_mean(layer, at)[0]
 
         def key_error(clip):
             coded = _coded(basis.key, layer, clip, k_in)

@@ -11,14 +11,15 @@ from jkvq.attention.implementation import choose_implementation
 from jkvq.cache.basis import Basis, make_basis
 from jkvq.cache.calibrated import Calibration, calibrate_command, methods_for
 from jkvq.cache.fold import fold_values
+from jkvq.cache.shape import CacheShape
 from jkvq.cache.spec import CacheSpec, parse_spec
 from jkvq.calibration.artefact import find_artefact, load_artefact
 from jkvq.models.config import ModelConfig
-from jkvq.models.decoder import Params, abstract_params
+from jkvq.models.decoder import Params, weight_bytes
 from jkvq.models.fingerprint import fingerprint
 from jkvq.models.formats.checkpoint import Checkpoint, open_checkpoint
 from jkvq.models.tokenizer import Tokenizer
-from jkvq.pallas_kernels.settings import Implementation
+from jkvq.pallas_kernels.types import Implementation
 from jkvq.support.errors import UserError, nearest
 from jkvq.support.memory import format_bytes, free_bytes
 
@@ -121,7 +122,7 @@ def _require_same_weights(calibration: Calibration | None, params: Params) -> No
 def checked_basis(config: ModelConfig, spec: CacheSpec, calibration: Calibration | None) -> Basis:
     """The basis of a spec for a model; refuses a spec that the model cannot have."""
     spec.check(config.layers, config.head_dim, config.context)
-    return make_basis(spec, config.cache_shape, calibration, config.rope_frequency)
+    return make_basis(spec, CacheShape.of(config), calibration, config.rope_frequency)
 
 
 def compute_dtype(name: str | None):
@@ -131,12 +132,6 @@ def compute_dtype(name: str | None):
     if name not in _DTYPES:
         raise UserError(f"dtype '{name}' is not known: {nearest(name, _DTYPES)}")
     return _DTYPES[name]
-
-
-def weight_bytes(config: ModelConfig, dtype) -> int:
-    """Bytes of all parameters."""
-    leaves = jax.tree.leaves(abstract_params(config, dtype))
-    return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
 
 
 def _require_memory(checkpoint: Checkpoint, dtype) -> None:

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from jkvq.cache.shape import CacheShape
 from jkvq.support.errors import UserError
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
@@ -50,15 +49,16 @@ class ModelConfig:
             raise UserError(f"head_dim={self.head_dim}: rotary embedding needs an even number")
 
     @property
+    def attention_scale(self) -> float:
+        """What scores are multiplied by before the softmax."""
+        return self.head_dim**-0.5
+
+    @property
     def rope_frequency(self) -> Float[np.ndarray, " H/2"]:
         """Of each rotary pair: the angle by which it turns from one position to the next."""
         exponent = np.arange(self.head_dim // 2) * 2.0 / self.head_dim
         frequency = self.rope_theta**-exponent / np.asarray(self.rope_divisors)
         return frequency.astype(np.float32)
-
-    @property
-    def cache_shape(self) -> CacheShape:
-        return CacheShape(self.layers, self.kv_heads, self.head_dim)
 
 
 def from_hf(config: Mapping[str, Any]) -> ModelConfig:

@@ -4,7 +4,6 @@ Parameters are a plain nested dict with one entry per layer, weights as checkpoi
 [out, in]. The layers are unrolled: a scan over stacked weights would copy each layer's out first.
 """
 
-import dataclasses
 import functools
 from typing import Any, Protocol
 
@@ -13,13 +12,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from jkvq.attention.attend import Own, attend
-from jkvq.attention.layer_view import LayerCache
-from jkvq.cache.basis import Basis
-from jkvq.cache.layout import KVCache, next_chunk
 from jkvq.models.config import ModelConfig
 from jkvq.pallas_kernels.rotary import angles, rotate
-from jkvq.pallas_kernels.settings import Implementation
 
 Params = dict[str, Any]
 
@@ -169,38 +163,14 @@ def abstract_params(config: ModelConfig, dtype) -> Params:
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, dtype), _abstract(config)[1])
 
 
+def weight_bytes(config: ModelConfig, dtype) -> int:
+    """Bytes of all parameters."""
+    leaves = jax.tree.leaves(abstract_params(config, dtype))
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
+
+
 def _bind(config: ModelConfig, params: Params) -> Decoder:
     return nnx.merge(_abstract(config)[0], nnx.State(params))
-
-
-def forward(
-    config: ModelConfig,
-    params: Params,
-    basis: Basis,
-    cache: KVCache,
-    tokens: Int[Array, "B T"],
-    count: Int[Array, " B"],
-    *,
-    own: Own,
-    implementation: Implementation = "reference",
-    first: Int[Array, ""] | int = 0,
-) -> tuple[Float[Array, "B T D"], KVCache]:
-    """Runs T new tokens per sequence; the first ``count[b]`` of row b are real, the rest padding.
-
-    ``first`` is the rotary position of a sequence's first token.
-
-    Returns the final hidden states, which ``logits`` turns into scores of the next token, and the
-    cache with the tokens stored.
-    """
-    chunk, scale = next_chunk(cache, count, tokens.shape[1]), config.head_dim**-0.5
-    basis = basis.moved(first)
-
-    def over_cache(layer, q, k, v, cache):
-        view = LayerCache.of(cache, basis, layer)
-        return attend(view, q, k, v, chunk, scale=scale, own=own, implementation=implementation)
-
-    hidden, cache = run(config, params, tokens, first + chunk.position, over_cache, cache)
-    return hidden, dataclasses.replace(cache, length=cache.length + count)
 
 
 def run(

@@ -6,20 +6,16 @@ Tuned settings are JSON files in ``tuned/``, one for each device, written by
 
 import functools
 import json
+import re
 from pathlib import Path
-from typing import Literal
 
 import jax
 import jax.numpy as jnp
 
 from jkvq.pallas_kernels.formats.codecs import Codec, FloatCodec, LloydCodec
-from jkvq.pallas_kernels.triton import decode, write
+from jkvq.pallas_kernels.types import DecodeSettings, WriteSettings
 
-# "reference": plain JAX, in float32, on any device.
-# "pallas": the kernels, on an NVIDIA GPU of compute capability 8 or more.
-# "interpret": the kernels' own steps, one by one, on any device: for tests.
-Implementation = Literal["reference", "pallas", "interpret"]
-
+ROWS = 16  # of a matrix product, the least a tensor core takes: query heads, filled up
 _TUNED = Path(__file__).parent / "tuned"
 _DEFAULTS = {
     # programs per multiprocessor, warps, stages
@@ -35,11 +31,17 @@ _DEFAULTS = {
 _FEW = 1024  # tokens
 
 
+def compute_capability() -> float:
+    """Of the first device if it is an NVIDIA GPU; 0 elsewhere (ROCm's are called gfx942)."""
+    device = jax.devices()[0]
+    capability = str(getattr(device, "compute_capability", ""))
+    known = device.platform == "gpu" and re.fullmatch(r"\d+\.\d+", capability)
+    return float(capability) if known else 0.0
+
+
 def has_gpu() -> bool:
     """Whether the kernels can run compiled here."""
-    device = jax.devices()[0]
-    capability = getattr(device, "compute_capability", "0")
-    return device.platform == "gpu" and float(capability) >= 8
+    return compute_capability() >= 8
 
 
 def tuned_file() -> Path:
@@ -53,7 +55,7 @@ def _settings() -> dict:
     return _DEFAULTS | (json.loads(path.read_text()) if path.is_file() else {})
 
 
-def decode_config(codec: Codec) -> decode.Config:
+def decode_settings(codec: Codec) -> DecodeSettings:
     """How ``decode`` runs on this device."""
     kind = "packed"
     if isinstance(codec, FloatCodec):
@@ -62,9 +64,9 @@ def decode_config(codec: Codec) -> decode.Config:
         kind = "stream"
     per_core, warps, stages = _settings()["decode"][kind]
     cores = getattr(jax.devices()[0], "core_count", None) or 1
-    return decode.Config(per_core * cores, warps, stages)
+    return DecodeSettings(per_core * cores, warps, stages)
 
 
-def write_config(tokens: int) -> write.Config:
+def write_settings(tokens: int) -> WriteSettings:
     """How ``write`` runs on this device."""
-    return write.Config(*_settings()["write"]["many" if tokens > _FEW else "few"])
+    return WriteSettings(*_settings()["write"]["many" if tokens > _FEW else "few"])

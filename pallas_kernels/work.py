@@ -10,7 +10,9 @@ from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Int
+from jaxtyping import Array, Bool, Float, Int
+
+from jkvq.pallas_kernels.types import DecodeSettings
 
 
 @jax.tree_util.register_dataclass
@@ -34,15 +36,12 @@ def share_work(units: Int[Array, " B"], shares: int) -> Shares:
     """Cuts the units of all sequences into so many shares, equal but for one unit."""
     end = jnp.cumsum(units, dtype=jnp.int32)
     begin, total = end - units, end[-1]
-    share = jnp.arange(shares, dtype=jnp.int32)
-    start, stop = share_start(share, total, shares), share_start(share + 1, total, shares)
-    first, last = (
-        (end[None] <= unit[:, None]).sum(1, dtype=jnp.int32) for unit in (start, stop - 1)
-    )
+    edge = share_start(jnp.arange(shares + 1, dtype=jnp.int32), total, shares)
+    start, stop = edge[:-1], edge[1:]
+    first, last = (_count_until(end, unit) for unit in (start, stop - 1))
     last = jnp.where(start < stop, last, first - 1)
-    some, busy = jnp.maximum(total, 1), jnp.minimum(shares, total)
-    owner_first = ((begin + 1) * busy - 1) // some  # the share of a sequence's first unit
-    owner_last = (end * busy - 1) // some
+    # The shares of a sequence's first and last unit; shares without units begin at the end.
+    owner_first, owner_last = (_count_until(start, unit) - 1 for unit in (begin, end - 1))
     count = jnp.where(units > 0, owner_last - owner_first + 1, 0)
     partial = owner_first + jnp.arange(len(units), dtype=jnp.int32)
     before = jnp.concatenate([jnp.zeros(1, jnp.int32), end])
@@ -50,6 +49,52 @@ def share_work(units: Int[Array, " B"], shares: int) -> Shares:
 
 
 def share_start(share, total, shares: int):
-    """The first unit of a share; if there are fewer units than shares, the last have none."""
-    busy = jnp.minimum(shares, total)
-    return jnp.minimum(share, busy) * total // jnp.maximum(busy, 1)
+    """The first unit of a share; if there are fewer units than shares, the last have none.
+
+    That is share * total // busy, by parts, as the product would not fit in 32 bits.
+    """
+    busy = jnp.maximum(jnp.minimum(shares, total), 1)
+    share = jnp.minimum(share, jnp.minimum(shares, total))
+    return share * (total // busy) + share * (total % busy) // busy
+
+
+def _count_until(ends: Int[Array, " n"], unit: Int[Array, " m"]) -> Int[Array, " m"]:
+    """How many of these lie at or before each unit."""
+    return (ends[None] <= unit[:, None]).sum(1, dtype=jnp.int32)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class DecodePlan:
+    """What the queries of a step see of one kind of pages, and who reads it.
+
+    length: tokens of each sequence that may be seen.
+    seen: which of them are, 1 or 0; None is all.
+    """
+
+    length: Int[Array, " B"]
+    seen: Int[Array, "B slots"] | None
+    shares: Shares
+
+
+def plan_decode(
+    length: Int[Array, " B"],
+    *,
+    page: int,
+    kv_heads: int,
+    settings: DecodeSettings,
+    seen: Bool[Array, "B slots"] | None = None,
+) -> DecodePlan:
+    """The plan for sequences of ``length`` tokens in pages of ``page``: the same for all layers."""
+    shares = share_work(-(-length // page), max(1, settings.programs // kv_heads))
+    return DecodePlan(length, None if seen is None else seen.astype(jnp.int32), shares)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Partials:
+    """Partial results: row r N + n is query head n of partial result r; lse is to base 2."""
+
+    out: Float[Array, "rows H"]
+    lse: Float[Array, " rows"]
+    shares: Shares

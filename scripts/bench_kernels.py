@@ -21,18 +21,18 @@ import numpy as np
 
 from jkvq.cache.basis import make_basis
 from jkvq.cache.calibrated import Calibration, SideCalibration
-from jkvq.cache.layout import abstract_stacks
+from jkvq.cache.layout import abstract_groups, pages_of_window
 from jkvq.cache.shape import CacheShape
 from jkvq.cache.spec import CacheSpec, parse_spec
 from jkvq.cache.windows import window_table
 from jkvq.pallas_kernels.formats.codecs import FloatCodec
 from jkvq.pallas_kernels.formats.packed import Packed
 from jkvq.pallas_kernels.prefill import prefix_attention
-from jkvq.pallas_kernels.settings import decode_config, write_config
-from jkvq.pallas_kernels.triton import decode as decoding
-from jkvq.pallas_kernels.triton import write as writing
-from jkvq.pallas_kernels.triton.decode import Shift, decode, merge_partials, plan_decode
-from jkvq.pallas_kernels.triton.write import Side, write
+from jkvq.pallas_kernels.settings import decode_settings, write_settings
+from jkvq.pallas_kernels.triton.decode import decode, merge_partials
+from jkvq.pallas_kernels.triton.write import write
+from jkvq.pallas_kernels.types import DecodeSettings, Shift, WriteSettings, WriteSide
+from jkvq.pallas_kernels.work import plan_decode
 
 H = 128
 # sequences, tokens, KV heads, query heads per KV head
@@ -135,9 +135,10 @@ class Sequences:
         self.codecs = self.basis.key.codec(0), self.basis.value.codec(0)
         self.lengths = np.full(B, S) if lengths is None else lengths
         count = -(-self.lengths // spec.page)
-        stack = abstract_stacks(spec, shape, int(count.sum()) + 1, B)[0]
+        windows = 1 + B * pages_of_window(spec)
+        group = abstract_groups(spec, shape, int(count.sum()) + 1, windows)[0]
         self.keys, self.values = (
-            random_pages(x, jax.random.key(1)) for x in (stack.key, stack.value)
+            random_pages(x, jax.random.key(1)) for x in (group.key, group.value)
         )
         table = np.zeros((B, count.max()), np.int32)
         order = np.random.default_rng(0).permutation(np.arange(1, count.sum() + 1))
@@ -145,10 +146,10 @@ class Sequences:
             table[row, : len(pages)] = pages
         self.table = jnp.asarray(table)
         self.windows = None
-        if stack.windows is not None:
+        if group.windows is not None:
             self.windows = tuple(
                 random_pages(Packed(x), jax.random.key(2))
-                for x in (stack.windows.key, stack.windows.value)
+                for x in (group.windows.key, group.windows.value)
             )
 
     @property
@@ -164,8 +165,8 @@ class Sequences:
 def time_decode(
     spec: CacheSpec,
     workload: str,
-    config: decoding.Config | None = None,
-    window_config: decoding.Config | None = None,
+    settings: DecodeSettings | None = None,
+    window_settings: DecodeSettings | None = None,
 ) -> tuple[float, int]:
     """Microseconds of decode and merge, and the bytes they read."""
     B, S, K, G = WORKLOADS[workload]
@@ -177,41 +178,41 @@ def time_decode(
         lengths[np.argsort(lengths)[B // 2]] += B * S - lengths.sum()
     data = Sequences(spec, B, S, K, lengths)
     exact = spec.sink + spec.recent
-    config = config or decode_config(data.codecs[0])
-    window_config = window_config or decode_config(EXACT)
+    settings = settings or decode_settings(data.codecs[0])
+    window_settings = window_settings or decode_settings(EXACT)
     packed = jnp.asarray(data.lengths - exact, jnp.int32)
-    plan = plan_decode(packed, page=spec.page, kv_heads=K, config=config)
+    plan = plan_decode(packed, page=spec.page, kv_heads=K, settings=settings)
     window_plan, table = None, data.table
     if data.windows is not None:
-        slots = data.windows[0].codes.shape[1] // B * spec.page
+        slots = pages_of_window(spec) * spec.page
         window_plan = plan_decode(
             jnp.full(B, exact, jnp.int32),
             page=spec.page,
             kv_heads=K,
-            config=window_config,
+            settings=window_settings,
             seen=jnp.broadcast_to(jnp.arange(slots)[None] < exact, (B, slots)),
         )
         table = window_table(spec, jnp.arange(B, dtype=jnp.int32))
     key, columns = data.basis.key, data.table.shape[1]
     # The pages of packed tokens and those of the windows, which each sequence has elsewhere
-    middle = spec.page_middle(jnp.arange(columns + table.shape[1]))
+    angles = key.angles(spec.page_middle(jnp.arange(columns + table.shape[1])))
     slot_page = columns + jnp.arange(table.shape[1] * spec.page) // spec.page
     slot_page = jnp.broadcast_to(slot_page, (B, slot_page.size))
     q = jax.random.normal(jax.random.key(3), (B, K * G, H), jnp.bfloat16)
-    if data.basis.key.rotation is not None:
-        q = q.astype(jnp.float32)  # as the write kernel turns it
+    if data.basis.key.matrices is not None:
+        q = q.astype(jnp.float32)  # as the write kernel rotates it
 
     def attend(q, keys, values, block_table, plan, windows, window_plan, slot_page):
         shift = window_shift = None
-        if key.mean is not None:
-            scores = key.mean_scores(q[:, None], 0, middle)[:, 0]
+        if angles is not None:
+            scores = key.mean_scores(q[:, None], 0, angles)[:, 0]
             shift, window_shift = Shift(scores), Shift(scores, slot_page)
         args = keys, values, *data.codecs, 0, block_table, plan, shift
-        parts = [decode(q, *args, scale=H**-0.5, config=config)]
+        parts = [decode(q, *args, scale=H**-0.5, settings=settings)]
         if windows is not None:
             exact = EXACT, EXACT, 0, table, window_plan, window_shift
             args = windows[0], windows[1], *exact
-            parts.append(decode(q, *args, scale=H**-0.5, config=window_config))
+            parts.append(decode(q, *args, scale=H**-0.5, settings=window_settings))
         out, _ = merge_partials(parts, q.shape[1])
         return q + (out * 1e-30).astype(q.dtype)
 
@@ -220,36 +221,37 @@ def time_decode(
 
 
 def time_write(
-    spec: CacheSpec, tokens: int, *, queries: bool = False, config: writing.Config | None = None
+    spec: CacheSpec, tokens: int, *, queries: bool = False, settings: WriteSettings | None = None
 ) -> float:
     """Microseconds to store tokens of 8 heads, keys and values; with or without their queries."""
     shape = CacheShape(1, 8, H)
     basis = make_basis(spec, shape, made_up(shape, spec.key.bits), FREQUENCY)
     pages = max(tokens // spec.page, tokens if tokens < 1024 else 0) + 1
-    stack = abstract_stacks(spec, shape, pages, 1)[0]
+    group = abstract_groups(spec, shape, pages, 1)[0]
     k, v = (jax.random.normal(jax.random.key(i), (1, tokens, 8, H), jnp.bfloat16) for i in (0, 1))
     q = jax.random.normal(jax.random.key(2), (1, tokens, 32, H), jnp.bfloat16)
     order = np.random.default_rng(0).permutation(np.arange(1, pages))
     at = np.arange(tokens)
     page = order[at // spec.page] if tokens >= 1024 else order[at]
     page, slot = (jnp.asarray(x[None], jnp.int32) for x in (page, at % spec.page))
-    config = config or write_config(tokens)
+    settings = settings or write_settings(tokens)
     codecs = basis.key.codec(0), basis.value.codec(0)
-    turns = basis.key.of_layer(0, spec.page_middle(page)), basis.value.of_layer(0)
-    turns = [turn.towards(codec) for turn, codec in zip(turns, codecs, strict=True)]
+    angles = basis.key.angles(spec.page_middle(page))
+    wide = None if angles is None else angles.wide
+    transforms = basis.key.transform(0, wide), basis.value.transform(0, None)
 
-    def store(state, turns, k, v, q, page, slot):
+    def store(state, transforms, k, v, q, page, slot):
         key, value, _ = write(
-            Side(state[0], k, codecs[0], turns[0]),
-            Side(state[1], v, codecs[1], turns[1]),
+            WriteSide(state[0], k, codecs[0], transforms[0]),
+            WriteSide(state[1], v, codecs[1], transforms[1]),
             *(0, page, slot),
             queries=q if queries else None,
-            config=config,
+            settings=settings,
         )
         return key, value
 
-    state = tuple(random_pages(x, jax.random.key(3)) for x in (stack.key, stack.value))
-    return timed(store, state, turns, k, v, q, page, slot, rounds=20)
+    state = tuple(random_pages(x, jax.random.key(3)) for x in (group.key, group.value))
+    return timed(store, state, transforms, k, v, q, page, slot, rounds=20)
 
 
 def time_prefill(cache: str | None) -> tuple[float, int]:

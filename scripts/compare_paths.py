@@ -25,10 +25,11 @@ import typer
 
 import jkvq
 from jkvq.engine.batch import Batch
+from jkvq.engine.forward import forward
 from jkvq.engine.prompt import encode_prompt
 from jkvq.evaluation.perplexity import first_tokens, read_text
 from jkvq.llm import DEFAULT_MODEL, LLM, load_plain, with_cache
-from jkvq.models.decoder import forward, logits
+from jkvq.models.decoder import logits
 
 QUESTIONS = (
     "Why is the sky blue?",
@@ -82,7 +83,7 @@ def replay(reference: LLM, other: LLM, prompts: list[list[int]], texts: np.ndarr
 
 @functools.partial(jax.jit, static_argnames=("config", "implementation"))
 def _steps(config, params, basis, cache, texts, implementation):
-    run = functools.partial(forward, config, params, basis, own="stored")
+    run = functools.partial(forward, config, params, basis, phase="decode")
 
     def one(cache, tokens):
         count = jnp.ones_like(tokens)

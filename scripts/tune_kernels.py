@@ -12,7 +12,7 @@ import jax
 
 from jkvq.cache.spec import parse_spec
 from jkvq.pallas_kernels.settings import tuned_file
-from jkvq.pallas_kernels.triton import decode, write
+from jkvq.pallas_kernels.types import DecodeSettings, WriteSettings
 from scripts.bench_kernels import time_decode, time_write
 
 # programs per multiprocessor, warps, stages
@@ -64,8 +64,8 @@ def main() -> None:
     def decoding(kind, caches):
         def measure(setting):
             per_core, warps, stages = setting
-            config = decode.Config(per_core * cores, warps, stages)
-            chosen = {"window_config" if kind == "windows" else "config": config}
+            settings = DecodeSettings(per_core * cores, warps, stages)
+            chosen = {"window_settings" if kind == "windows" else "settings": settings}
             return geometric_mean(
                 [
                     time_decode(parse_spec(cache), workload, **chosen)[0]
@@ -78,8 +78,8 @@ def main() -> None:
 
     def writing(tokens):
         def measure(setting):
-            config = write.Config(*setting)
-            times = [time_write(parse_spec(name), tokens, config=config) for name in WRITTEN]
+            settings = WriteSettings(*setting)
+            times = [time_write(parse_spec(name), tokens, settings=settings) for name in WRITTEN]
             return geometric_mean(times)
 
         return measure

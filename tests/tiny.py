@@ -10,6 +10,7 @@ from tokenizers import decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from jkvq.cache.basis import make_basis
+from jkvq.cache.shape import CacheShape
 from jkvq.cache.spec import PRESETS, parse_spec
 from jkvq.llm import LLM, with_cache
 from jkvq.models.config import ModelConfig
@@ -78,7 +79,7 @@ def _random_params(config: ModelConfig, seed: int) -> Params:
 
 def _plain(config: ModelConfig, params: Params) -> LLM:
     spec = parse_spec("f32,page=8")
-    basis = make_basis(spec, config.cache_shape, None)
+    basis = make_basis(spec, CacheShape.of(config), None)
     return LLM("tiny", config, params, byte_tokenizer(), spec, basis)
 
 

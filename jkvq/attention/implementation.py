@@ -4,8 +4,8 @@ from typing import get_args
 
 from jkvq.cache.spec import CacheSpec, SideSpec
 from jkvq.models.config import ModelConfig
-from jkvq.pallas_kernels.settings import Implementation, has_gpu
-from jkvq.pallas_kernels.triton.tiles import ROWS
+from jkvq.pallas_kernels.settings import ROWS, compute_capability, has_gpu
+from jkvq.pallas_kernels.types import Implementation
 from jkvq.support.errors import UserError, nearest
 
 _HEAD_DIMS = (64, 128, 256)
@@ -36,6 +36,8 @@ def _limit(config: ModelConfig, spec: CacheSpec) -> str | None:
     if config.head_dim not in _HEAD_DIMS:
         allowed = ", ".join(map(str, _HEAD_DIMS))
         return f"the kernels take heads of {allowed} channels, and this model has {config.head_dim}"
+    if config.head_dim == 256 and 0 < compute_capability() < 9:
+        return "on GPUs of compute capability below 9 cuDNN takes heads of 64 and 128 channels only"
     if config.heads > ROWS * config.kv_heads:
         groups = config.heads // config.kv_heads
         return f"the kernels take up to {ROWS} query heads per KV head, and this model has {groups}"

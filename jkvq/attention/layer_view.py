@@ -4,19 +4,21 @@ import dataclasses
 from dataclasses import dataclass, field
 
 import jax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
+from jkvq.attention.page_means import MeanScores
+from jkvq.attention.step_plan import GroupPlan
 from jkvq.cache.basis import Basis, SideBasis
-from jkvq.cache.layout import KVCache, Stack, home
+from jkvq.cache.layout import KVCache, LayerGroup, place_of
 from jkvq.cache.spec import CacheSpec
-from jkvq.cache.windows import held_positions, read_window, window_table
+from jkvq.cache.windows import read_window
 from jkvq.pallas_kernels.formats.codecs import Codec
 from jkvq.pallas_kernels.formats.packed import LayerIndex
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class LayerCache:
+class LayerView:
     """A view of one layer; changes give a new cache.
 
     Its layer is a number like any other: what takes a view is traced once for all layers of a spec.
@@ -26,41 +28,45 @@ class LayerCache:
     key: SideBasis
     value: SideBasis
     layer: LayerIndex  # of the model
-    index: LayerIndex  # of the stack
-    spec: CacheSpec = field(metadata={"static": True})
-    home: int = field(metadata={"static": True})  # which stack
+    index: LayerIndex  # among the layers of its group
+    spec: CacheSpec = field(metadata={"static": True})  # of the layer
+    group: int = field(metadata={"static": True})
 
     @classmethod
-    def of(cls, cache: KVCache, basis: Basis, layer: int) -> "LayerCache":
+    def of(cls, cache: KVCache, basis: Basis, layer: int) -> "LayerView":
         """The view of a layer of the model."""
-        at = home(cache.spec, layer)
+        place = place_of(cache.spec, cache.layers, layer)
         spec = cache.spec.of_layer(layer)
-        return cls(cache, *basis.layer(layer), layer, at.layer, spec, at.stack)
+        return cls(cache, *basis.layer(layer), layer, place.layer, spec, place.group)
 
     @property
-    def stack(self) -> Stack:
-        return self.cache.stacks[self.home]
+    def storage(self) -> LayerGroup:
+        return self.cache.groups[self.group]
 
     @property
     def codecs(self) -> tuple[Codec, Codec]:
         return self.key.codec(self.layer), self.value.codec(self.layer)
 
-    def with_stack(self, stack: Stack) -> KVCache:
-        stacks = list(self.cache.stacks)
-        stacks[self.home] = stack
-        return dataclasses.replace(self.cache, stacks=tuple(stacks))
+    def with_storage(self, storage: LayerGroup) -> KVCache:
+        groups = list(self.cache.groups)
+        groups[self.group] = storage
+        return dataclasses.replace(self.cache, groups=tuple(groups))
 
-    def exact_tokens(self) -> tuple[Float[Array, "B W K H"], Float[Array, "B W K H"]] | None:
+    def window_tokens(
+        self, plan: GroupPlan
+    ) -> tuple[Float[Array, "B W K H"], Float[Array, "B W K H"]] | None:
         """Keys and values in all slots of the windows; None without windows."""
-        windows = self.stack.windows
-        if windows is None:
+        windows = self.storage.windows
+        if windows is None or plan.windows is None:
             return None
-        table = window_table(self.spec, self.cache.row)
-        return (
-            read_window(windows.key, self.index, table),
-            read_window(windows.value, self.index, table),
+        key, value = (
+            read_window(x, self.index, plan.windows.table) for x in (windows.key, windows.value)
         )
+        return key, value
 
-    def exact_positions(self) -> Int[Array, "B W"]:
-        """Of the tokens in the windows' slots; negative where there is none."""
-        return held_positions(self.spec, self.cache.length)
+    def mean_scores(self, q: Float[Array, "B T N H"], plan: GroupPlan) -> MeanScores | None:
+        """q . mean of every page, of queries as they come; None without a mean."""
+        if plan.page_angles is None:
+            return None
+        scores = self.key.mean_scores(q, self.layer, plan.page_angles)
+        return MeanScores(scores, self.spec, self.cache.block_table.shape[1])

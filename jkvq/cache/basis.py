@@ -2,13 +2,14 @@
 
 Keys are stored as (k - mean) R and met by q R^-T, which gives q . (k - mean). Their mean has a
 rotary position, as they do: it stands in the middle of a key's page, so that what it adds to the
-scores of a query is one number for each page (page_means.py). Values are stored as (v - mean) R,
-which is folded into the weights at load (models/fold.py). Both change nothing by themselves. R is
-orthogonal, and R^-T is R, but for the rotation "balanced": any invertible matrix.
+scores of a query is one number for each page (attention/page_means.py). Values are stored as
+(v - mean) R, which is folded into the weights at load (fold.py). Both change nothing by themselves.
+R is orthogonal, and R^-T is R, but for the rotation "balanced": any invertible matrix.
 """
 
 import dataclasses
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -33,85 +34,124 @@ from jkvq.pallas_kernels.formats.codecs import (
     FloatCodec,
     LloydCodec,
 )
-from jkvq.pallas_kernels.formats.digits import PARTS, relative_step
+from jkvq.pallas_kernels.formats.digits import PARTS, columns, relative_step
 from jkvq.pallas_kernels.formats.lloyd import Allocation, make_allocation
 from jkvq.pallas_kernels.formats.packed import LayerIndex
+from jkvq.pallas_kernels.formats.words import GREATEST
 from jkvq.pallas_kernels.rotary import angles, rotate, rotated_dots
-from jkvq.pallas_kernels.triton.write import Turn
+from jkvq.pallas_kernels.types import TokenTransform
 from jkvq.support.errors import UserError
+
+
+class Angles(NamedTuple):
+    """Cos and sin of every rotary pair, where means stand.
+
+    Rounded to float16 for all who take part: what keys lose is what scores get back.
+    """
+
+    cos: Float16[Array, "*n H/2"]
+    sin: Float16[Array, "*n H/2"]
+
+    @property
+    def wide(self) -> tuple[Float16[Array, "*n H"], Float16[Array, "*n H"]]:
+        """In the width of a head, as kernels take them (`TokenTransform.angles`)."""
+        cos = jnp.concatenate([self.cos, self.cos], axis=-1)
+        return cos, jnp.concatenate([-self.sin, self.sin], axis=-1)
+
+    def in_float32(self) -> tuple[Float[Array, "*n H/2"], Float[Array, "*n H/2"]]:
+        return self.cos.astype(jnp.float32), self.sin.astype(jnp.float32)
+
+
+class Matrices(NamedTuple):
+    """A rotation R and its dual R^-T, of every layer and KV head.
+
+    They repeat: layer i and head j have [i % l, j % k], and one matrix for all is l = k = 1.
+    """
+
+    rotation: Float[Array, "l k H H"]
+    dual: Float[Array, "l k H H"]  # the same array where R is orthogonal
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class SideBasis:
-    """One side of every layer: its basis and its codecs' arrays."""
+    """One side, keys or values, of every layer: its basis and its codecs' arrays.
+
+    mean: subtracted before coding; None is none.
+    frequency: of the rotary pairs by which the mean of keys turns; None is a mean that stands.
+    matrices: in float32, for plain JAX.
+    kernel_matrices: the same as kernels take them: float16, columns as the codec stores channels.
+    """
 
     mean: Float[Array, "L K H"] | None
-    frequency: Float[Array, "1 H/2"] | None  # by which the mean turns, of keys
-    rotation: Float[Array, "L K H H"] | Float[Array, "1 1 H H"] | None
-    dual: Float[Array, "L K H H"] | None  # R^-T; None where it is R itself
+    frequency: Float[Array, " H/2"] | None
+    matrices: Matrices | None
+    kernel_matrices: Matrices | None
     clip: Float[Array, " L"] | None
     centroids: Float[Array, "L C K H"] | None
     allocation: Allocation | None  # arrays with a leading L
     spec: SideSpec = field(metadata={"static": True})
 
+    def angles(self, middle: Int[Array, "*n"]) -> Angles | None:
+        """Where means stand that turn with their pages, by the pages' middles."""
+        if self.mean is None or self.frequency is None:
+            return None
+        cos, sin = angles(self.frequency, middle)
+        return Angles(cos.astype(jnp.float16), sin.astype(jnp.float16))
+
     def enter(
-        self, x: Float[Array, "B T K H"], layer: LayerIndex, middle: Int[Array, "B T"] | None
+        self, x: Float[Array, "B T K H"], layer: LayerIndex, at: Angles | None
     ) -> Float[Array, "B T K H"]:
-        """(x - mean) R, in float32 unless it is x itself; keys with the middles of their pages."""
+        """(x - mean) R, in float32 unless it is x itself; ``at`` from the pages of the tokens."""
         if self.mean is not None:
-            x = x.astype(jnp.float32) - self.mean_at(layer, middle)
-        return _turned(x, self.of_layer(layer).own("rotation"))
+            x = x.astype(jnp.float32) - self.mean_at(layer, at)
+        return _rotated(x, self.rotation(layer))
 
     def leave(self, x: Float[Array, "B T K H"], layer: LayerIndex) -> Float[Array, "B T K H"]:
         """x R^-1, in float32 unless it is x itself: without the mean, what ``enter`` undoes."""
-        dual = self.of_layer(layer).own("dual")
-        return _turned(x, None if dual is None else dual.swapaxes(-1, -2))
+        dual = self.dual(layer)
+        return _rotated(x, None if dual is None else dual.swapaxes(-1, -2))
 
-    def mean_at(
-        self, layer: LayerIndex, middle: Int[Array, "B T"] | None
-    ) -> Float[Array, "#B #T K H"]:
-        """The mean in the middle of pages; that of values stands still."""
+    def mean_at(self, layer: LayerIndex, at: Angles | None) -> Float[Array, "#B #T K H"]:
+        """The mean of a layer, turned to where it stands."""
         assert self.mean is not None
-        if self.frequency is None:
-            return self.mean[layer][None, None]
-        assert middle is not None
-        turns = (x.astype(jnp.float32) for x in self._standing(middle))
-        return rotate(self.mean[layer][None, None], *turns)
+        mean = self.mean[layer][None, None]
+        return mean if at is None else rotate(mean, *at.in_float32())
 
-    def _standing(
-        self, middle: Int[Array, "*n"]
-    ) -> tuple[Float16[Array, "*n H/2"], Float16[Array, "*n H/2"]]:
-        """(cos, sin) of the mean's angles: what keys lose is what scores get, however rounded."""
-        assert self.frequency is not None
-        cos, sin = angles(self.frequency[0], middle)
-        return cos.astype(jnp.float16), sin.astype(jnp.float16)
-
-    def entered_mean(self, layer: LayerIndex, middle: Int[Array, "B S"]) -> Float[Array, "B S K H"]:
+    def entered_mean(self, layer: LayerIndex, at: Angles | None) -> Float[Array, "#B #S K H"]:
         """What ``enter`` takes off, in the basis of the cache."""
-        return _turned(self.mean_at(layer, middle), self.of_layer(layer).own("rotation"))
+        return _rotated(self.mean_at(layer, at), self.rotation(layer))
 
     def mean_scores(
-        self, q: Float[Array, "B T N H"], layer: LayerIndex, middle: Int[Array, " P"]
+        self, q: Float[Array, "B T N H"], layer: LayerIndex, at: Angles
     ) -> Float[Array, "B T N P"]:
-        """q . mean, with the mean in the middle of each of P pages."""
+        """q . mean, with the mean where it stands in each of P pages."""
         assert self.mean is not None
         mean = jnp.repeat(self.mean[layer], q.shape[2] // self.mean.shape[1], axis=0)
-        turns = (x.astype(jnp.float32) for x in self._standing(middle))
-        return rotated_dots(q, mean[None, None], *turns)
+        return rotated_dots(q, mean[None, None], *at.in_float32())
 
-    def of_layer(self, layer: LayerIndex, middle: Int[Array, "B T"] | None = None) -> Turn:
-        """The mean and the rotation of one layer, for tokens in pages with these middles."""
-        dual = self.rotation if self.dual is None else self.dual
-        standing = None
-        if self.frequency is not None and middle is not None:
-            cos, sin = self._standing(middle)
-            standing = jnp.concatenate([cos, cos], -1), jnp.concatenate([-sin, sin], -1)
-        return Turn(self.mean, self.rotation, dual, layer, standing)
-
-    def turn(self, q: Float[Array, "B T N H"], layer: LayerIndex) -> Float[Array, "B T N H"]:
+    def rotate_queries(
+        self, q: Float[Array, "B T N H"], layer: LayerIndex
+    ) -> Float[Array, "B T N H"]:
         """q R^-T, each query head by its KV head's R; float32 unless it is q itself."""
-        return _turned(q, self.of_layer(layer).own("dual"))
+        return _rotated(q, self.dual(layer))
+
+    def rotation(self, layer: LayerIndex) -> Float[Array, "k H H"] | None:
+        """R of a layer, for k equal shares of its heads."""
+        return None if self.matrices is None else _of_layer(self.matrices.rotation, layer)
+
+    def dual(self, layer: LayerIndex) -> Float[Array, "k H H"] | None:
+        """R^-T of a layer."""
+        return None if self.matrices is None else _of_layer(self.matrices.dual, layer)
+
+    def transform(
+        self,
+        layer: LayerIndex,
+        wide: tuple[Float16[Array, "B T H"], Float16[Array, "B T H"]] | None,
+    ) -> TokenTransform:
+        """What kernels do to the tokens of a layer; ``wide`` are their angles."""
+        found = self.kernel_matrices or (None, None)
+        return TokenTransform(self.mean, wide, *found, layer)
 
     def codec(self, layer: LayerIndex) -> Codec:
         spec = self.spec
@@ -138,12 +178,12 @@ class Basis:
     value: SideBasis
     exact_layers: tuple[int, ...] = field(metadata={"static": True})
 
-    def moved(self, first: Int[Array, ""] | int) -> "Basis":
+    def starting_at(self, first: Int[Array, ""] | int) -> "Basis":
         """For sequences whose first token stands at the rotary position ``first``."""
         key = self.key
         if key.mean is None or key.frequency is None or (isinstance(first, int) and first == 0):
             return self
-        cos, sin = angles(key.frequency[0], jnp.asarray(first)[None])
+        cos, sin = angles(key.frequency, jnp.asarray(first)[None])
         mean = rotate(key.mean, cos, sin)
         return dataclasses.replace(self, key=dataclasses.replace(key, mean=mean))
 
@@ -155,14 +195,20 @@ class Basis:
 _PLAIN = SideBasis(None, None, None, None, None, None, None, EXACT)
 
 
-def _turned(x: Float[Array, "B T N H"], R: Float[Array, "k H H"] | None) -> Float[Array, "B T N H"]:
+def _of_layer(every: Float[Array, "l k H H"], layer: LayerIndex) -> Float[Array, "k H H"]:
+    return every[layer % every.shape[0]]
+
+
+def _rotated(
+    x: Float[Array, "B T N H"], R: Float[Array, "k H H"] | None
+) -> Float[Array, "B T N H"]:
     """x R, each of k equal shares of the heads with its own R."""
     if R is None:
         return x
     B, T, N, H = x.shape
     grouped = x.astype(jnp.float32).reshape(B, T, len(R), N // len(R), H)
-    turned = jnp.einsum("btkgh,khi->btkgi", grouped, R, precision="highest")
-    return turned.reshape(x.shape)
+    rotated = jnp.einsum("btkgh,khi->btkgi", grouped, R, precision="highest")
+    return rotated.reshape(x.shape)
 
 
 def make_basis(
@@ -179,13 +225,13 @@ def make_basis(
     rotations = {spec.key.rotation, spec.value.rotation}.intersection(CALIBRATED_ROTATIONS)
     if found.method and rotations and found.method not in methods_for(spec):
         raise UserError(
-            f"this cache turns with rotation {' and '.join(sorted(rotations))}, and the "
+            f"this cache has rotation {' and '.join(sorted(rotations))}, and the "
             f"calibration is of method {found.method}: make one with `{calibrate_command(spec)}`"
         )
     key = _side("key", spec, shape, found.key, seed=0)
     if key.mean is not None:
         frequency = np.zeros(shape.head_dim // 2) if frequency is None else frequency
-        key = dataclasses.replace(key, frequency=jnp.asarray(frequency, jnp.float32)[None])
+        key = dataclasses.replace(key, frequency=jnp.asarray(frequency, jnp.float32))
     return Basis(key, _side("value", spec, shape, found.value, seed=1), spec.exact_layers)
 
 
@@ -210,30 +256,59 @@ def _side(name: str, cache: CacheSpec, shape: CacheShape, found: SideCalibration
             )
         return jnp.asarray(array)
 
-    allocation, dual = None, None
+    allocation, rotation, dual = None, None, None
     if spec.allocation == "blocks":
         widths = np.asarray(need("widths", 8, L, K, H // 2), np.int32)[spec.bits - 1]
         rotation, allocation = _blocks(widths, spec.bits, seed)
     elif spec.rotation in CALIBRATED_ROTATIONS:
-        rotation = need("rotation", L, K, H, H).astype(jnp.float32)
+        rotation = np.asarray(need("rotation", L, K, H, H), np.float64)
         if spec.rotation == "balanced":
-            mixed = _mixed(np.asarray(rotation), np.asarray(need("spread", L, K, H)), spec)
-            dual = jnp.asarray(np.linalg.inv(mixed).swapaxes(-1, -2), jnp.float32)
-            rotation = jnp.asarray(mixed, jnp.float32)
-    else:
-        matrix = fixed_rotation(spec.rotation, H, seed)
-        rotation = None if matrix is None else jnp.asarray(matrix[None, None], jnp.float32)
+            rotation = _mixed(rotation, np.asarray(need("spread", L, K, H)), spec)
+            dual = np.linalg.inv(rotation).swapaxes(-1, -2)
+    elif spec.rotation != "none":
+        rotation = fixed_rotation(spec.rotation, H, seed)[None, None]
     clip = None
     if spec.clip < 1:
         clip = jnp.full(L, spec.clip) if found.clip is None else need("clip", L)
     mean = need("mean", L, K, H).astype(jnp.float32) if spec.center else None
-    basis = SideBasis(mean, None, rotation, dual, clip, None, allocation, spec)
+    matrices = None if rotation is None else _even(rotation, dual)
+    kernel_matrices = None if matrices is None else _for_kernels(name, matrices, cache, spec)
+    basis = SideBasis(mean, None, matrices, kernel_matrices, clip, None, allocation, spec)
     if not spec.centroids:
         return basis
     # Distances are the same in every basis: so are the tokens that share a centroid.
     given = need("centroids", L, spec.centroids, K, H).astype(jnp.float32)
     centroids = jnp.stack([basis.enter(given[layer][None], layer, None)[0] for layer in range(L)])
     return dataclasses.replace(basis, centroids=centroids)
+
+
+def _even(rotation: Float[np.ndarray, "l k H H"], dual: np.ndarray | None) -> Matrices:
+    """R and its dual with greatest numbers of the same size: both must fit float16.
+
+    R c and R^-T / c serve as R does; c is a power of two, which rounds nothing. Without a dual R is
+    orthogonal.
+    """
+    if dual is None:
+        array = jnp.asarray(rotation, jnp.float32)
+        return Matrices(array, array)
+    sizes = (np.abs(x).max((-2, -1), keepdims=True) for x in (dual, rotation))
+    c = 2.0 ** np.round(0.5 * np.log2(np.divide(*sizes)))
+    return Matrices(jnp.asarray(rotation * c, jnp.float32), jnp.asarray(dual / c, jnp.float32))
+
+
+def _for_kernels(name: str, matrices: Matrices, cache: CacheSpec, spec: SideSpec) -> Matrices:
+    """The matrices as the kernels take them, once for all steps."""
+    greatest = max(float(jnp.abs(x).max()) for x in matrices)
+    if not greatest <= GREATEST:
+        raise UserError(
+            f"the calibration's {name} rotation stretches directions by up to {greatest:.2g}, and "
+            f"float16 holds {GREATEST:.0f}: calibrate on more text with "
+            f"`{calibrate_command(cache)} --tokens 16384`"
+        )
+    rotation, dual = (x.astype(jnp.float16) for x in matrices)
+    if spec.digits and not cache.windowed:  # windows hold channels as they are
+        rotation = rotation[..., columns(spec.digits, spec.bits, rotation.shape[-1]).channel]
+    return Matrices(rotation, dual)
 
 
 def _mixed(
@@ -243,7 +318,7 @@ def _mixed(
 
     With digits each quarter is mixed by itself, and scaled to the step that all have in common.
     """
-    H, rotation = rotation.shape[-1], rotation.astype(np.float64)
+    H = rotation.shape[-1]
     if not spec.digits:
         return rotation @ hadamard(H)[:, bit_reversal(H)]
     size = H // PARTS
@@ -253,7 +328,7 @@ def _mixed(
     return rotation @ block_hadamard(H, size) * scale[..., None, :]
 
 
-def _blocks(widths: np.ndarray, bits: int, seed: int) -> tuple[Array, Allocation]:
+def _blocks(widths: np.ndarray, bits: int, seed: int) -> tuple[np.ndarray, Allocation]:
     """Block-GTQ: the rotation that gathers the channels of equal width and turns each group.
 
     Block i of a head is the channels i and i + H/2. Groups stand widest first.
@@ -272,11 +347,11 @@ def _blocks(widths: np.ndarray, bits: int, seed: int) -> tuple[Array, Allocation
         raise UserError(
             f"a head has {group.max() + 1} different block widths; {BLOCK_GROUPS} may be stored"
         )
-    rotation = np.zeros((L, K, 2 * half, 2 * half))
+    rotation = np.zeros((L, K, 2 * half, 2 * half), np.float32)
     for layer, head in np.ndindex(L, K):
         for index in range(group[layer, head].max() + 1):
             columns = np.flatnonzero(group[layer, head] == index)
             rows = order[layer, head, columns]
             rotation[layer, head][np.ix_(rows, columns)] = random_rotation(len(columns), seed)
     allocation = make_allocation(width, group, groups=BLOCK_GROUPS)
-    return jnp.asarray(rotation, jnp.float32), allocation
+    return rotation, allocation

@@ -32,10 +32,8 @@ def random_rotation(size: int, seed: int) -> np.ndarray:
     return q * np.sign(np.diag(r))
 
 
-def fixed_rotation(name: str, head_dim: int, seed: int) -> np.ndarray | None:
-    """The rotation [H, H] of a name that needs no calibration; None for "none"."""
-    if name == "none":
-        return None
+def fixed_rotation(name: str, head_dim: int, seed: int) -> np.ndarray:
+    """The rotation [H, H] of a name that needs no calibration."""
     if name == "random":
         return random_rotation(head_dim, seed)
     if name == "saw":  # the largest power of two up to 128 that divides the head

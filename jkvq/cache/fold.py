@@ -1,6 +1,6 @@
 """Folding a cache's value basis into the weights: free at run time, exact by construction.
 
-Values are stored as (v - mean) R. W_v and its bias make them so, and W_o and its bias, turned by
+Values are stored as (v - mean) R. W_v and its bias make them so, and W_o and its bias, rotated by
 R^-T, take the output back: the weights of a query add up to one, so its output is short by the
 mean exactly.
 """
@@ -20,7 +20,7 @@ def fold_values(
 ) -> tuple[ModelConfig, Params, Basis]:
     """The model whose values come in the cache's basis, and the basis that leaves them alone."""
     side = basis.value
-    if side.mean is None and side.rotation is None:
+    if side.mean is None and side.matrices is None:
         return config, params, basis
     layers = {
         layer: params["layers"][layer]
@@ -29,7 +29,7 @@ def fold_values(
         for layer in range(config.layers)
     }
     folded = dataclasses.replace(
-        basis, value=dataclasses.replace(side, mean=None, rotation=None, dual=None)
+        basis, value=dataclasses.replace(side, mean=None, matrices=None, kernel_matrices=None)
     )
     if side.mean is None and not config.v_bias:
         return config, {**params, "layers": layers}, folded
@@ -47,21 +47,20 @@ def _fold_layer(config: ModelConfig, layer: Params, basis: Basis, index: int) ->
     v, o = (
         jax.tree.map(lambda x: x.astype(jnp.float32), layer["attention"][name]) for name in "vo"
     )
-    turn = side.of_layer(index)
     R, dual = (
         jnp.broadcast_to(jnp.eye(H)[None] if x is None else x, (K, H, H))
-        for x in (turn.own("rotation"), turn.own("dual"))
+        for x in (side.rotation(index), side.dual(index))
     )
     weight = jnp.einsum("khd,khi->kid", v["weight"].reshape(K, H, -1), R, precision="highest")
     out = o["weight"].reshape(-1, K, G, H)
     new_v = {"weight": weight.reshape(K * H, -1)}
-    turned_out = jnp.einsum("dkgh,khi->dkgi", out, dual, precision="highest")
-    new_o = {"weight": turned_out.reshape(-1, K * G * H)}
+    rotated_out = jnp.einsum("dkgh,khi->dkgi", out, dual, precision="highest")
+    new_o = {"weight": rotated_out.reshape(-1, K * G * H)}
     if "bias" in v:
         mean = jnp.zeros((K, H)) if side.mean is None else side.mean[index]
         centred = v["bias"].reshape(K, H) - mean
-        turned = jnp.einsum("kh,khi->ki", centred, R, precision="highest")
-        new_v["bias"] = turned.reshape(-1)
+        rotated = jnp.einsum("kh,khi->ki", centred, R, precision="highest")
+        new_v["bias"] = rotated.reshape(-1)
         back = jnp.einsum("dkgh,kh->d", out, mean, precision="highest")
         new_o["bias"] = o["bias"] + back
     cast = jax.tree.map(lambda x: x.astype(dtype), {"v": new_v, "o": new_o})

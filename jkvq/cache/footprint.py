@@ -1,12 +1,14 @@
 """What a model and its cache take of memory."""
 
+import bisect
 from dataclasses import dataclass
 
-from jkvq.cache.layout import pages_for, stored_bytes
+from jkvq.cache.layout import pages_for, pages_of_window, stored_bytes
+from jkvq.cache.page_pool import power_of_two, roomy
 from jkvq.cache.shape import CacheShape
 from jkvq.cache.spec import CacheSpec
-from jkvq.llm import weight_bytes
 from jkvq.models.config import ModelConfig
+from jkvq.models.decoder import weight_bytes
 from jkvq.support.errors import UserError
 
 
@@ -38,28 +40,43 @@ def footprint(
         raise UserError(f"context={context}: this model takes 1 to {config.context} tokens")
     if batch < 1:
         raise UserError(f"batch={batch}: at least 1 is needed")
-    shape = config.cache_shape
+    shape = CacheShape.of(config)
     spec.check(shape.layers, shape.head_dim, config.context)
-    page, window = stored_bytes(spec, shape, 1, 0), stored_bytes(spec, shape, 0, 1)
-    sequence = sequence_bytes(spec, shape, context)
+    cache = pool_bytes(spec, shape, context, batch)
     weights = weight_bytes(config, dtype)
-    cache = batch * sequence + page  # one page takes the writes of padding
-    room = None if memory is None else max(0, memory - weights - page)
     return Footprint(
         weights=weights,
-        per_packed_token=page / spec.page,
-        window=window,
-        per_sequence=sequence,
+        per_packed_token=stored_bytes(spec, shape, 1, 0) / spec.page,
+        window=stored_bytes(spec, shape, 0, pages_of_window(spec)),
+        per_sequence=sequence_bytes(spec, shape, context),
         bits_per_element=bits_per_element(spec, shape, context),
         cache=cache,
         total=weights + cache,
-        fits=None if room is None else room // sequence,
+        fits=None if memory is None else _fitting(spec, shape, context, memory - weights),
+    )
+
+
+def pool_bytes(
+    spec: CacheSpec, shape: CacheShape, context: int, batch: int, *, spare: bool = True
+) -> int:
+    """The cache of a batch as it is allocated: pages with some to spare, windows, padding."""
+    pages = batch * pages_for(context, spec)
+    windows = power_of_two(batch) * pages_of_window(spec)
+    return stored_bytes(spec, shape, 1 + (roomy(pages) if spare else pages), 1 + windows)
+
+
+def _fitting(spec: CacheSpec, shape: CacheShape, context: int, room: int) -> int:
+    """The most sequences whose cache fits, with nothing to spare."""
+    most = max(0, room) // sequence_bytes(spec, shape, context)
+    sizes = range(1, most + 1)
+    return bisect.bisect_right(
+        sizes, room, key=lambda batch: pool_bytes(spec, shape, context, batch, spare=False)
     )
 
 
 def sequence_bytes(spec: CacheSpec, shape: CacheShape, context: int) -> int:
     """Everything stored for one sequence of ``context`` tokens."""
-    return stored_bytes(spec, shape, pages_for(context, spec), 1)
+    return stored_bytes(spec, shape, pages_for(context, spec), pages_of_window(spec))
 
 
 def bits_per_element(spec: CacheSpec, shape: CacheShape, context: int) -> float:

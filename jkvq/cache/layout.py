@@ -18,18 +18,19 @@ from jkvq.pallas_kernels.formats.packed import Packed
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Windows:
-    """The exact tokens of every sequence: its first ``sink``, then a ring of ``recent + page``.
+    """The 16-bit tokens of every sequence: its first ``sink``, then a ring of ``recent + page``.
 
-    Stored as pages of whole floats, a fixed number n of them for each row.
+    Stored as pages of whole floats. The first page takes the writes of padding, then each row of
+    the batch has its own (windows.py).
     """
 
-    key: UInt[Array, "L R*n K p H"]
-    value: UInt[Array, "L R*n K p H"]
+    key: UInt[Array, "L P K p H"]
+    value: UInt[Array, "L P K p H"]
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class Stack:
+class LayerGroup:
     """The storage of the layers that share a spec, stacked on the leading axis.
 
     One buffer holds a kind of array of all layers, and is updated in place.
@@ -49,40 +50,60 @@ class KVCache:
     tokens are counted from the end of the sink. Everything else follows from ``length``.
     """
 
-    stacks: tuple[Stack, ...]  # of the coded layers and of the exact ones, as far as there are any
+    groups: tuple[LayerGroup, ...]  # of the coded layers and of the exact ones, where there are any
     block_table: Int[Array, "B M"]
-    row: Int[Array, " B"]  # of the windows; past the end for padding
+    row: Int[Array, " B"]  # of the windows; -1 for padding
     length: Int[Array, " B"]  # tokens stored
     spec: CacheSpec = field(metadata={"static": True})
 
+    @property
+    def layers(self) -> int:
+        return sum(group.key.codes.shape[0] for group in self.groups)
 
-class Home(NamedTuple):
+
+class Place(NamedTuple):
+    """Where a layer of the model is stored."""
+
+    group: int
+    layer: int  # among those of the group
+
+
+class GroupSpec(NamedTuple):
+    """How the layers of a group are stored, and which ones they are."""
+
+    spec: CacheSpec
+    layers: tuple[int, ...]
+
+
+def layer_groups(spec: CacheSpec, layers: int) -> list[GroupSpec]:
+    """The coded layers and the exact ones, where there are any."""
+    exact = tuple(sorted(spec.exact_layers))
+    coded = tuple(layer for layer in range(layers) if layer not in exact)
+    groups = [GroupSpec(spec.without_exact_layers, coded), GroupSpec(spec.exact, exact)]
+    return [group for group in groups if group.layers]
+
+
+def place_of(spec: CacheSpec, layers: int, layer: int) -> Place:
     """Where a layer is stored."""
-
-    stack: int
-    layer: int  # in the stack
-
-
-def home(spec: CacheSpec, layer: int) -> Home:
-    """Where a layer is stored: exact layers have a stack of their own, the last."""
-    exact = sorted(spec.exact_layers)
-    if layer in exact:
-        return Home(-1, exact.index(layer))
-    return Home(0, layer - sum(other < layer for other in exact))
+    for number, group in enumerate(layer_groups(spec, layers)):
+        if layer in group.layers:
+            return Place(number, group.layers.index(layer))
+    raise IndexError(f"layer {layer} of {layers}")
 
 
-def abstract_stacks(spec: CacheSpec, shape: CacheShape, pages: int, rows: int) -> tuple[Stack, ...]:
+def abstract_groups(
+    spec: CacheSpec, shape: CacheShape, pages: int, window_pages: int
+) -> tuple[LayerGroup, ...]:
     """Shapes and dtypes of everything stored: what ``empty_cache`` allocates."""
-    exact = len(spec.exact_layers)
-    parts = [(spec.without_exact_layers, shape.layers - exact), (spec.exact, exact)]
     return tuple(
-        _abstract_stack(part, shape._replace(layers=layers), pages, rows)
-        for part, layers in parts
-        if layers
+        _abstract_group(group.spec, shape._replace(layers=len(group.layers)), pages, window_pages)
+        for group in layer_groups(spec, shape.layers)
     )
 
 
-def _abstract_stack(spec: CacheSpec, shape: CacheShape, pages: int, rows: int) -> Stack:
+def _abstract_group(
+    spec: CacheSpec, shape: CacheShape, pages: int, window_pages: int
+) -> LayerGroup:
     L, K, H = shape
 
     def packed(side: SideSpec) -> Packed:
@@ -97,32 +118,32 @@ def _abstract_stack(spec: CacheSpec, shape: CacheShape, pages: int, rows: int) -
 
     def window(side: SideSpec):
         words = np.uint32 if side.bits == 32 else np.uint16
-        return _abstract((L, rows * window_pages(spec), K, spec.page, H), words)
+        return _abstract((L, window_pages, K, spec.page, H), words)
 
     windows = Windows(window(spec.key), window(spec.value)) if spec.windowed else None
-    return Stack(packed(spec.key), packed(spec.value), windows)
+    return LayerGroup(packed(spec.key), packed(spec.value), windows)
 
 
 def _abstract(shape: tuple[int, ...], dtype) -> Any:
     return jax.ShapeDtypeStruct(shape, dtype)
 
 
-def window_pages(spec: CacheSpec) -> int:
-    """Pages of exact tokens that a sequence has."""
-    return -(-(spec.sink + spec.recent + spec.page) // spec.page)
-
-
-def stored_bytes(spec: CacheSpec, shape: CacheShape, pages: int, rows: int) -> int:
-    """Bytes of ``pages`` pages and the windows of ``rows`` sequences, over all layers."""
-    leaves = jax.tree.leaves(abstract_stacks(spec, shape, pages, rows))
-    return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
+def pages_of_window(spec: CacheSpec) -> int:
+    """Pages of 16-bit tokens that every sequence has; 0 without windows."""
+    return -(-(spec.sink + spec.recent + spec.page) // spec.page) if spec.windowed else 0
 
 
 def pages_for(tokens: int, spec: CacheSpec) -> int:
-    """Pages that one sequence of ``tokens`` tokens needs."""
+    """Pages that one sequence of ``tokens`` tokens needs, beside its window's."""
     if spec.windowed and not spec.exact_layers:
         return spec.packed(tokens) // spec.page
     return -(-tokens // spec.page)
+
+
+def stored_bytes(spec: CacheSpec, shape: CacheShape, pages: int, window_pages: int) -> int:
+    """Bytes of so many pages, over all layers."""
+    leaves = jax.tree.leaves(abstract_groups(spec, shape, pages, window_pages))
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
 
 
 def empty_cache(
@@ -130,35 +151,23 @@ def empty_cache(
 ) -> KVCache:
     """A cache of ``pages`` pages, the padding page among them, that stores nothing yet."""
     rows = block_table.shape[0]
-    stacks = jax.tree.map(
-        lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), abstract_stacks(spec, shape, pages, rows)
+    groups = jax.tree.map(
+        lambda leaf: jnp.zeros(leaf.shape, leaf.dtype),
+        abstract_groups(spec, shape, pages, 1 + rows * pages_of_window(spec)),
     )
     row = jnp.arange(rows, dtype=jnp.int32)
-    return KVCache(stacks, block_table, row, jnp.zeros(rows, jnp.int32), spec)
+    return KVCache(groups, block_table, row, jnp.zeros(rows, jnp.int32), spec)
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class Chunk:
-    """T new tokens of each sequence; the first ``count`` of a row are real, the rest padding."""
+def page_of(
+    block_table: Int[Array, "B M"], index: Int[Array, "B T"], real, page: int
+) -> tuple[Int[Array, "B T"], Int[Array, "B T"]]:
+    """(page, slot) of packed tokens by their index, in pages of so many tokens.
 
-    position: Int[Array, "B T"]  # in the sequence
-    count: Int[Array, " B"]
-
-    @property
-    def real(self):
-        return jnp.arange(self.position.shape[1])[None] < self.count[:, None]
-
-
-def next_chunk(cache: KVCache, count: Int[Array, " B"], width: int) -> Chunk:
-    """The next ``count`` tokens of each sequence, in arrays of ``width`` tokens."""
-    offset = jnp.arange(width, dtype=jnp.int32)[None, :]
-    return Chunk(cache.length[:, None] + offset, count)
-
-
-def page_of(cache: KVCache, index: Int[Array, "B T"], real) -> tuple[Array, Array]:
-    """(page, slot) of packed tokens by their index; the padding page where they are not real."""
-    p = cache.spec.page  # a power of two
-    column = jnp.clip(index >> (p.bit_length() - 1), 0, cache.block_table.shape[1] - 1)
-    page = jnp.take_along_axis(cache.block_table, column, axis=1)
-    return jnp.where(real, page, PADDING_PAGE), index & (p - 1)
+    What is not real or lies off the table goes to the padding page.
+    """
+    columns = block_table.shape[1]
+    column = index >> (page.bit_length() - 1)  # a power of two
+    found = jnp.take_along_axis(block_table, jnp.clip(column, 0, columns - 1), axis=1)
+    real = real & (column >= 0) & (column < columns)
+    return jnp.where(real, found, PADDING_PAGE), index & (page - 1)

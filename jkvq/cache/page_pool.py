@@ -5,6 +5,17 @@ from jkvq.support.errors import UserError
 PADDING_PAGE = 0  # takes the writes of padding; never handed out
 
 
+def power_of_two(count: int, least: int = 1) -> int:
+    """``count`` rounded up to a power of two, ``least`` at least."""
+    return max(least, 1 << (count - 1).bit_length())
+
+
+def roomy(pages: int) -> int:
+    """Rounded up to 2^k or 3 * 2^k, 16 at least: few shapes to compile, little memory unused."""
+    power = power_of_two(max(pages, 1), 16)
+    return power * 3 // 4 if 16 < pages <= power * 3 // 4 else power
+
+
 class PageAllocator:
     """Hands out the pages 1 .. pages - 1 of a pool, each to one owner at a time."""
 

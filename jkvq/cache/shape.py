@@ -1,6 +1,17 @@
 """What a model asks of its cache, whatever the spec."""
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
+
+
+class Architecture(Protocol):
+    """What a cache asks of a model's configuration."""
+
+    @property
+    def layers(self) -> int: ...
+    @property
+    def kv_heads(self) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
 
 
 class CacheShape(NamedTuple):
@@ -9,6 +20,11 @@ class CacheShape(NamedTuple):
     layers: int  # L
     kv_heads: int  # K
     head_dim: int  # H
+
+    @classmethod
+    def of(cls, config: Architecture) -> "CacheShape":
+        """That of a model."""
+        return cls(config.layers, config.kv_heads, config.head_dim)
 
     @property
     def elements_per_token(self) -> int:

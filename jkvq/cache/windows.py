@@ -7,15 +7,17 @@ The ring has ``recent + page`` slots and holds the tokens not packed yet: from `
 
 from dataclasses import dataclass
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, UInt
 
-from jkvq.cache.layout import window_pages
+from jkvq.cache.layout import pages_of_window
+from jkvq.cache.page_pool import PADDING_PAGE
 from jkvq.cache.spec import CacheSpec
 from jkvq.pallas_kernels.formats.packed import LayerIndex
 from jkvq.pallas_kernels.formats.words import from_words, to_words
 
-Window = UInt[Array, "L R*n K p H"]
+Window = UInt[Array, "L P K p H"]
 
 
 def slot_of(spec: CacheSpec, index: Int[Array, "B T"]) -> Int[Array, "B T"]:
@@ -25,13 +27,14 @@ def slot_of(spec: CacheSpec, index: Int[Array, "B T"]) -> Int[Array, "B T"]:
 
 def window_slots(spec: CacheSpec) -> int:
     """Slots of a sequence: its windows, filled up to whole pages."""
-    return window_pages(spec) * spec.page
+    return pages_of_window(spec) * spec.page
 
 
 def window_table(spec: CacheSpec, row: Int[Array, " B"]) -> Int[Array, "B n"]:
-    """The pages of each sequence's windows."""
-    pages = window_pages(spec)
-    return row[:, None] * pages + jnp.arange(pages, dtype=jnp.int32)[None]
+    """The pages of each row's windows; the padding page for a row that is not real."""
+    pages = pages_of_window(spec)
+    own = 1 + row[:, None] * pages + jnp.arange(pages, dtype=jnp.int32)[None]
+    return jnp.where(row[:, None] >= 0, own, PADDING_PAGE)
 
 
 def held_positions(spec: CacheSpec, length: Int[Array, " B"]) -> Int[Array, "B W"]:
@@ -54,7 +57,7 @@ def read_window(
     window: Window, layer: LayerIndex, table: Int[Array, "B n"]
 ) -> Float[Array, "B W K H"]:
     """The tokens in all slots."""
-    pages = window.at[layer, jnp.minimum(table, window.shape[1] - 1)].get(mode="promise_in_bounds")
+    pages = window.at[layer, table].get(mode="promise_in_bounds")
     B, n, K, p, H = pages.shape
     return from_words(pages, _floats(window)).swapaxes(2, 3).reshape(B, n * p, K, H)
 
@@ -65,10 +68,10 @@ def write_window(
     table: Int[Array, "B n"],
     tokens: Float[Array, "B W K H"],
 ) -> Window:
-    """The window with these tokens in all slots; pages past the end are dropped."""
+    """The window with these tokens in all slots."""
     (B, n), (K, p, H) = table.shape, window.shape[2:]
     pages = to_words(tokens, _floats(window)).reshape(B, n, p, K, H).swapaxes(2, 3)
-    return window.at[layer, table].set(pages, mode="drop")
+    return window.at[layer, table].set(pages, mode="promise_in_bounds")
 
 
 def advance(
@@ -98,6 +101,7 @@ def seen_exactly(
     return (position >= 0) & kept
 
 
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Leaving:
     """The ring's tokens that a chunk may drive out, by their index; and which of them it does."""

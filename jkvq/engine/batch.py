@@ -7,8 +7,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jkvq.cache.layout import KVCache, empty_cache, pages_for, stored_bytes
-from jkvq.cache.page_pool import PADDING_PAGE, PageAllocator
+from jkvq.cache.layout import (
+    KVCache,
+    empty_cache,
+    pages_for,
+    pages_of_window,
+    stored_bytes,
+)
+from jkvq.cache.page_pool import PADDING_PAGE, PageAllocator, power_of_two, roomy
+from jkvq.cache.shape import CacheShape
 from jkvq.engine.steps import prefill_chunk
 from jkvq.llm import LLM
 from jkvq.support.errors import UserError
@@ -29,11 +36,11 @@ class Batch:
         pages = _pool_pages(llm, lengths, self.rows)
         allocator = PageAllocator(pages)
         need = [pages_for(length, llm.spec) for length in lengths]
-        self._table = np.full((self.rows, _roomy(max(need))), PADDING_PAGE, np.int32)
+        self._table = np.full((self.rows, roomy(max(need))), PADDING_PAGE, np.int32)
         for row, count in enumerate(need):
             self._table[row, :count] = allocator.allocate(count)
         self.cache: KVCache = empty_cache(
-            llm.spec, llm.config.cache_shape, pages, jnp.asarray(self._table)
+            llm.spec, CacheShape.of(llm.config), pages, jnp.asarray(self._table)
         )
 
     def prefill(self, llm: LLM, tokens: list[list[int]]) -> jax.Array:
@@ -54,7 +61,7 @@ class Batch:
         size = power_of_two(len(rows))
         table = np.full((size, self._table.shape[1]), PADDING_PAGE, np.int32)
         table[: len(rows)] = self._table[rows]
-        row = np.full(size, self.rows, np.int32)  # past the end for padding
+        row = np.full(size, -1, np.int32)  # padding has none
         row[: len(rows)] = rows
         self._select(row, table, np.zeros(size, np.int32))
         hidden = jnp.zeros((size, llm.config.width), llm.params["embedding"].dtype)
@@ -90,17 +97,18 @@ class Batch:
 
 def _pool_pages(llm: LLM, lengths: list[int], rows: int) -> int:
     """Pages to allocate for sequences of these lengths; refuses what does not fit."""
-    spec, shape = llm.spec, llm.config.cache_shape
+    spec, shape = llm.spec, CacheShape.of(llm.config)
     need = [pages_for(length, spec) for length in lengths]
     page = stored_bytes(spec, shape, 1, 0)
-    window = stored_bytes(spec, shape, 0, 1)
+    window = stored_bytes(spec, shape, 0, pages_of_window(spec))
+    padding = stored_bytes(spec, shape, 1, 1)
     if llm.pool_tokens is not None:
         room = llm.pool_tokens // spec.page * page
         what = f"the pool of {llm.pool_tokens} tokens"
         cost = [-(-length // spec.page) * page for length in lengths]  # the pool counts tokens
     else:
         free = free_bytes()
-        room = math.inf if free is None else 0.9 * free - page - (rows - len(need)) * window
+        room = math.inf if free is None else 0.9 * free - padding - (rows - len(need)) * window
         what = "the free memory" if free is None else f"{format_bytes(free)} of free memory"
         cost = [pages * page + window for pages in need]
     if sum(cost) > room:
@@ -112,15 +120,4 @@ def _pool_pages(llm: LLM, lengths: list[int], rows: int) -> int:
             "prompts, or a smaller max_new_tokens"
         )
     spare = math.inf if room == math.inf else (room - sum(cost)) // page
-    return 1 + int(min(_roomy(sum(need)), sum(need) + spare))
-
-
-def power_of_two(count: int, least: int = 1) -> int:
-    """``count`` rounded up to a power of two, ``least`` at least."""
-    return max(least, 1 << (count - 1).bit_length())
-
-
-def _roomy(pages: int) -> int:
-    """Rounded up to 2^k or 3 * 2^k, 16 at least: few shapes to compile, little memory unused."""
-    power = power_of_two(max(pages, 1), 16)
-    return power * 3 // 4 if 16 < pages <= power * 3 // 4 else power
+    return 1 + int(min(roomy(sum(need)), sum(need) + spare))

@@ -11,7 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jkvq.engine.batch import Batch, power_of_two
+from jkvq.cache.page_pool import power_of_two
+from jkvq.engine.batch import Batch
 from jkvq.engine.detokenize import TextStream
 from jkvq.engine.prompt import Prompt, as_batch, encode_prompt
 from jkvq.engine.sampling import SamplerArrays, Sampling

@@ -14,10 +14,11 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jkvq.cache.basis import Basis
 from jkvq.cache.layout import KVCache
+from jkvq.engine.forward import forward
 from jkvq.engine.sampling import SamplerArrays, sample
 from jkvq.models.config import ModelConfig
-from jkvq.models.decoder import Params, forward, logits
-from jkvq.pallas_kernels.settings import Implementation
+from jkvq.models.decoder import Params, logits
+from jkvq.pallas_kernels.types import Implementation
 
 BURST = 32  # the most tokens per launch
 _STATIC = ("config", "implementation")
@@ -60,7 +61,7 @@ def prefill_chunk(
 ) -> tuple[KVCache, Float[Array, "B D"]]:
     """Runs a chunk of each prompt; ``last`` keeps the newest real token's hidden state."""
     hidden, cache = forward(
-        config, params, basis, cache, tokens, count, own="exact", implementation=implementation
+        config, params, basis, cache, tokens, count, phase="prefill", implementation=implementation
     )
     end = jnp.maximum(count - 1, 0)[:, None, None]
     newest = jnp.take_along_axis(hidden, end, axis=1)[:, 0]
@@ -99,7 +100,14 @@ def decode_burst(
         count = state.active.astype(jnp.int32)
         token = state.token[:, None]
         hidden, cache = forward(
-            config, params, basis, cache, token, count, own="stored", implementation=implementation
+            config,
+            params,
+            basis,
+            cache,
+            token,
+            count,
+            phase="decode",
+            implementation=implementation,
         )
         state, logprob = _draw(logits(config, params, hidden[:, 0]), state)
         drawn = Drawn(

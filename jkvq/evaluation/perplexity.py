@@ -17,13 +17,16 @@ from jkvq.cache.basis import Basis
 from jkvq.cache.calibrated import Calibration, methods_for
 from jkvq.cache.footprint import bits_per_element
 from jkvq.cache.layout import KVCache, empty_cache, pages_for
+from jkvq.cache.shape import CacheShape
 from jkvq.cache.spec import parse_spec
 from jkvq.calibration.artefact import load_artefact
+from jkvq.engine.forward import forward
 from jkvq.evaluation.baselines import BASELINES, ChannelWise
 from jkvq.evaluation.reconstruct import Reconstruction, TokenWise, attend_reconstructed
 from jkvq.llm import LLM, checked_basis, find_calibration, require_unfolded, with_cache
 from jkvq.models.config import ModelConfig
-from jkvq.models.decoder import Params, forward, logits, run
+from jkvq.models.decoder import Params, logits, run
+from jkvq.pallas_kernels.types import Implementation
 from jkvq.support.errors import UserError
 from jkvq.support.progress import count_bar
 
@@ -61,16 +64,17 @@ class Cached:
     def start(self, tokens: int) -> KVCache:
         pages = max(1, pages_for(tokens, self.llm.spec))
         table = jnp.arange(1, pages + 1, dtype=jnp.int32)[None]
-        return empty_cache(self.llm.spec, self.llm.config.cache_shape, pages + 1, table)
+        return empty_cache(self.llm.spec, CacheShape.of(self.llm.config), pages + 1, table)
 
     def step(self, state: KVCache, tokens, count: int, position: int):
         llm, counts = self.llm, jnp.asarray([count], jnp.int32)
         return _cached_step(
-            llm.config, llm.params, llm.basis, state, tokens, counts, jnp.int32(position)
+            *(llm.config, llm.params, llm.basis, state, tokens, counts, jnp.int32(position)),
+            implementation=llm.implementation,
         )
 
     def bits_per_element(self, context: int) -> float:
-        return bits_per_element(self.llm.spec, self.llm.config.cache_shape, context)
+        return bits_per_element(self.llm.spec, CacheShape.of(self.llm.config), context)
 
 
 class _Held(NamedTuple):
@@ -89,7 +93,7 @@ class Baseline:
     kept: ChannelWise
 
     def start(self, tokens: int) -> _Held:
-        L, K, H = self.llm.config.cache_shape
+        L, K, H = CacheShape.of(self.llm.config)
         S = -(-tokens // CHUNK) * CHUNK
         zeros = jnp.zeros((L, S, K, H))
         return _Held(zeros, jnp.zeros_like(zeros), jnp.int32(0))
@@ -101,7 +105,7 @@ class Baseline:
         return hidden, _Held(k, v, state.length + count)
 
     def bits_per_element(self, context: int) -> float:
-        return self.kept.bits_per_element(self.llm.config.cache_shape, context)
+        return self.kept.bits_per_element(CacheShape.of(self.llm.config), context)
 
 
 def subject(llm: LLM, cache: str, calibration: Calibration | str | Path | None = None) -> Subject:
@@ -123,7 +127,7 @@ def reconstruction(
         return BASELINES[cache]
     spec = parse_spec(cache)
     found = find_calibration(llm.name, spec, calibration)
-    return TokenWise(spec, checked_basis(llm.config, spec, found), llm.config.layers)
+    return TokenWise(spec, checked_basis(llm.config, spec, found))
 
 
 def choose_calibration(folders: Sequence[Path], cache: str) -> Path | None:
@@ -286,7 +290,7 @@ def _score_chunk(
         total.scored += int(counted.sum())
 
 
-@functools.partial(jax.jit, static_argnames="config", donate_argnames="cache")
+@functools.partial(jax.jit, static_argnames=("config", "implementation"), donate_argnames="cache")
 def _cached_step(
     config: ModelConfig,
     params: Params,
@@ -295,8 +299,11 @@ def _cached_step(
     tokens: Int[Array, "B T"],
     count: Int[Array, " B"],
     first: Int[Array, ""],
+    *,
+    implementation: Implementation,
 ) -> tuple[Float[Array, "B T D"], KVCache]:
-    return forward(config, params, basis, cache, tokens, count, own="stored", first=first)
+    how = {"phase": "forced", "implementation": implementation, "first": first}
+    return forward(config, params, basis, cache, tokens, count, **how)
 
 
 @functools.partial(jax.jit, static_argnames="config", donate_argnames=("k", "v"))

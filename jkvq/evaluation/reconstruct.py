@@ -14,6 +14,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jkvq.cache.basis import Basis, SideBasis
 from jkvq.cache.spec import CacheSpec
+from jkvq.pallas_kernels.formats.packed import LayerIndex
 from jkvq.pallas_kernels.formats.words import from_words, to_words
 
 _BLOCK = 128  # queries at a time
@@ -48,17 +49,18 @@ class Reconstruction(Protocol):
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class TokenWiseLayer:
-    """A layer of a cache that codes each token by itself; its arrays have a leading axis of 1."""
+    """A layer of a cache that codes each token by itself."""
 
     key: SideBasis
     value: SideBasis
+    layer: LayerIndex
     spec: CacheSpec = field(metadata={"static": True})
 
     def coded(self, k, v):
         def code(side: SideBasis, x):
             if self.spec.windowed:  # a token is coded as the window holds it
                 x = self._held(side, x)
-            codec = side.codec(0)
+            codec = side.codec(self.layer)
             return codec.decode(codec.encode(x), jnp.ones(x.shape[:2], bool))
 
         return self._through(k, v, code)
@@ -76,8 +78,10 @@ class TokenWiseLayer:
         middle = self.spec.middle(jnp.arange(len(k))[None])
 
         def through(side: SideBasis, x):
-            x = side.leave(change(side, side.enter(x.astype(jnp.float32)[None], 0, middle)), 0)
-            return (x if side.mean is None else x + side.mean_at(0, middle))[0]
+            at, layer = side.angles(middle), self.layer
+            x = change(side, side.enter(x.astype(jnp.float32)[None], layer, at))
+            x = side.leave(x, layer)
+            return (x if side.mean is None else x + side.mean_at(layer, at))[0]
 
         return through(self.key, k), through(self.value, v)
 
@@ -94,17 +98,9 @@ class TokenWise:
 
     spec: CacheSpec
     basis: Basis
-    layers: int
 
     def layer(self, index: int) -> TokenWiseLayer:
-        def own(side: SideBasis) -> SideBasis:
-            # A fixed rotation has a leading axis of 1 and serves all layers.
-            return jax.tree.map(
-                lambda x: x[index : index + 1] if len(x) == self.layers else x, side
-            )
-
-        key, value = self.basis.layer(index)
-        return TokenWiseLayer(own(key), own(value), self.spec.of_layer(index))
+        return TokenWiseLayer(*self.basis.layer(index), index, self.spec.of_layer(index))
 
 
 def scores(

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jkvq.cache.calibrated import Calibration, methods_for
+from jkvq.cache.shape import CacheShape
 from jkvq.cache.spec import CacheSpec, parse_spec, spec_text
 from jkvq.calibration.artefact import (
     Artefact,
@@ -181,7 +182,7 @@ def _self_written(llm: LLM, tokens: int) -> tuple[Corpus, list[int]]:
 def _manifest(llm: LLM, label: str, options: Options, corpus: Corpus, tokens: int) -> Manifest:
     given = dataclasses.asdict(options)
     changed = {name: value for name, value in given.items() if value != getattr(Options, name)}
-    shape = llm.config.cache_shape
+    shape = CacheShape.of(llm.config)
     return Manifest(
         model=llm.name,
         weights=fingerprint(llm.params),

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jkvq.cache.calibrated import Calibration
-from jkvq.cache.layout import pages_for, stored_bytes
+from jkvq.cache.layout import pages_for, pages_of_window, stored_bytes
+from jkvq.cache.shape import CacheShape
 from jkvq.cache.spec import CacheSpec, spec_text
 from jkvq.calibration.artefact import calibration_digest
 from jkvq.calibration.prose import default_text
@@ -105,7 +106,12 @@ def _too_much(llm: LLM, cached: LLM, tokens: int) -> str | None:
         return f"behind its 16-bit windows that takes {tokens:,} tokens; `jkvq eval ppl` does it"
     free = free_bytes()
     caches = sum(
-        stored_bytes(spec, llm.config.cache_shape, pages_for(tokens, spec) + 2, 1)
+        stored_bytes(
+            spec,
+            CacheShape.of(llm.config),
+            pages_for(tokens, spec) + 2,
+            1 + pages_of_window(spec),
+        )
         for spec in (llm.spec, cached.spec)
     )
     needed = caches + 4 * CHUNK * llm.config.vocab * 4  # logits, two distributions, their product

@@ -10,7 +10,7 @@ work is the same for all layers: make it once a step.
 
 import functools
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
@@ -18,81 +18,18 @@ import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from jkvq.pallas_kernels.formats.codecs import Codec
 from jkvq.pallas_kernels.formats.packed import LayerIndex, Packed
-from jkvq.pallas_kernels.triton.tiles import ROWS, Page, codec_operands, make_tiles, numbers_of
-from jkvq.pallas_kernels.work import Shares, share_start, share_work
+from jkvq.pallas_kernels.settings import ROWS
+from jkvq.pallas_kernels.triton.tiles import Page, codec_operands, make_tiles, numbers_of
+from jkvq.pallas_kernels.types import DecodeSettings, Shift
+from jkvq.pallas_kernels.work import DecodePlan, Partials, share_start
 
 _LOG2E = float(np.log2(np.e))
 _NOTHING = -1e30  # the greatest score before there is one
 _MERGE_TILE = 2048  # numbers of partial results that are merged at once
-
-
-@dataclass(frozen=True)
-class Config:
-    """How the kernel runs.
-
-    programs: in all, about as many as run at once.
-    warps: of a program.
-    stages: tiles that a program loads ahead.
-    """
-
-    programs: int
-    warps: int
-    stages: int
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class Plan:
-    """What the queries of a step see, and who reads it.
-
-    length: tokens of each sequence that may be seen.
-    seen: which of them are, 1 or 0; None is all.
-    """
-
-    length: Int[Array, " B"]
-    seen: Int[Array, "B slots"] | None
-    shares: Shares
-
-
-def plan_decode(
-    length: Int[Array, " B"],
-    *,
-    page: int,
-    kv_heads: int,
-    config: Config,
-    seen: Bool[Array, "B slots"] | None = None,
-) -> Plan:
-    """The plan for sequences of ``length`` tokens in pages of ``page``."""
-    shares = share_work(-(-length // page), max(1, config.programs // kv_heads))
-    return Plan(length, None if seen is None else seen.astype(jnp.int32), shares)
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class Shift:
-    """What is added to q . k: the same for all tokens that share a number.
-
-    scores: by query head and number.
-    number: of each slot of a sequence's pages; None counts the pages, from ``first`` on.
-    """
-
-    scores: Float[Array, "B N P"]
-    number: Int[Array, "B slots"] | None = None
-    first: int = field(default=0, metadata={"static": True})
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class Partials:
-    """Partial results: row r N + n is query head n of partial result r; lse is to base 2."""
-
-    out: Float[Array, "rows H"]
-    lse: Float[Array, " rows"]
-    shares: Shares
 
 
 def decode(
@@ -103,11 +40,11 @@ def decode(
     value_codec: Codec,
     layer: LayerIndex,
     block_table: Int[Array, "B M"],
-    plan: Plan,
+    plan: DecodePlan,
     shift: Shift | None = None,
     *,
     scale: float,
-    config: Config,
+    settings: DecodeSettings,
     interpret: bool = False,
 ) -> Partials:
     """Attention over the tokens of a plan, not merged yet.
@@ -148,7 +85,7 @@ def decode(
             jax.ShapeDtypeStruct((rows, H), jnp.float32),
             jax.ShapeDtypeStruct((rows,), jnp.float32),
         ],
-        compiler_params=plt.CompilerParams(num_warps=config.warps, num_stages=config.stages),
+        compiler_params=plt.CompilerParams(num_warps=settings.warps, num_stages=settings.stages),
         interpret=interpret,
         name="decode",
     )(inputs)

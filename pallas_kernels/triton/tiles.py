@@ -20,6 +20,7 @@ from jkvq.pallas_kernels.formats.digits import place_of
 from jkvq.pallas_kernels.formats.lloyd import TERMS
 from jkvq.pallas_kernels.formats.packed import Packed
 from jkvq.pallas_kernels.formats.packing import WORD
+from jkvq.pallas_kernels.settings import ROWS
 from jkvq.pallas_kernels.triton.unpack import (
     Piece,
     code_tile,
@@ -30,7 +31,6 @@ from jkvq.pallas_kernels.triton.unpack import (
     weight,
 )
 
-ROWS = 16  # of a matrix product, the least a tensor core takes: query heads, filled up
 _STREAM_PIECE = 32  # channels of a stream that are read at once
 
 
@@ -65,9 +65,10 @@ class Page:
         words = self.refs["params"][(*self.at, i)]
         return lax.bitcast_convert_type(words, floats).astype(jnp.float32)
 
-    def index(self):
+    def index(self, count: int):
+        """The centroid [p] of every token, of so many; the last where a slot holds anything."""
         layer, page, _ = self.at
-        return self.refs["index"][layer, page].astype(jnp.int32)
+        return jnp.minimum(self.refs["index"][layer, page].astype(jnp.int32), count - 1)
 
 
 class FloatTiles:
@@ -148,7 +149,7 @@ class AffineTiles:
             scale, lo = page.param(n), page.param(self.groups + n)
             total += products[n] * scale[None] + sums[n][:, None] * lo[None]
         if self.centroids is not None:
-            index = page.index()
+            index = page.index(self.centroids.shape[0])
             for piece, q in zip(self.parts[0], exact, strict=True):
                 total += dot(q, self._centroids(index, piece), (1, 1))
         return total
@@ -180,8 +181,7 @@ class AffineTiles:
             for part, accs in zip(self.parts, parts, strict=True)
         ]
         if self.centroids is not None:
-            index, w = page.index(), weights.astype(jnp.float16)
-            index = jnp.where(real, index, 0)
+            index, w = page.index(self.centroids.shape[0]), weights.astype(jnp.float16)
             exact = [
                 acc * decay[:, None] + dot(w, self._centroids(index, piece), (1, 0))
                 for piece, acc in zip(self.parts[0], exact, strict=True)

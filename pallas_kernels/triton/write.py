@@ -3,20 +3,18 @@
     y = (x - mean) R, then codes, scale and lo of y by the codec, in place, K and V in one launch
 
 ``write`` is the kernel, for affine and float codecs: a program takes a block of tokens of one head
-and side. The queries that will meet the keys are rotated in the same launch. ``scatter`` puts
-tokens of any codec, encoded before, into their pages by plain JAX.
+and side. The queries that will meet the keys are rotated in the same launch. Tokens of other codecs
+are encoded by plain JAX (reference/scatter.py).
 """
 
-import dataclasses
 import functools
-from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
-from jaxtyping import Array, Bool, Float, Float16, Int, UInt16
+from jaxtyping import Array, Bool, Float, Int
 
 from jkvq.pallas_kernels.formats import affine
 from jkvq.pallas_kernels.formats.codecs import AffineCodec, Codec, DigitCodec, FloatCodec
@@ -27,94 +25,7 @@ from jkvq.pallas_kernels.formats.words import GREATEST, as_bfloat16
 from jkvq.pallas_kernels.triton.affine_tiles import clip_tile, nearest_levels, to_integers
 from jkvq.pallas_kernels.triton.tiles import numbers_of
 from jkvq.pallas_kernels.triton.unpack import dot
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class Turn:
-    """What happens to a token before it is coded: x -> (x - mean) R; None leaves a part out.
-
-    ``standing`` turns the mean by a rotary position: cos of each token's, and sin with a minus in
-    the first half of a head, where the second channel of a pair is added to the first.
-    Queries meet such tokens as q R^-T, the rotation's dual: R itself if it is orthogonal. The
-    arrays are those of all layers, or one for all, and ``layer`` says whose turn it is: the kernel
-    reads what it needs, and nothing is sliced or converted layer by layer.
-    """
-
-    mean: Float[Array, "L K H"] | None = None
-    rotation: Float[Array, "L K H H"] | Float[Array, "1 1 H H"] | None = None
-    dual: Float[Array, "L K H H"] | Float[Array, "1 1 H H"] | None = None
-    layer: LayerIndex = 0
-    standing: tuple[Float16[Array, "B T H"], Float16[Array, "B T H"]] | None = None
-
-    def own(self, name: str) -> Array | None:
-        """A part, of this layer."""
-        array = getattr(self, name)
-        return None if array is None else array[self.layer if len(array) > 1 else 0]
-
-    def towards(self, codec: Codec) -> "Turn":
-        """As ``write`` takes it: float16, the rotation with the columns that the codec stores."""
-        if self.rotation is None or self.dual is None:
-            return self
-        rotation, dual = (x.astype(jnp.float16) for x in (self.rotation, self.dual))
-        found = _columns(codec, rotation.shape[-1])
-        if found is not None:
-            rotation = rotation[..., found.channel]
-        return dataclasses.replace(self, rotation=rotation, dual=dual)
-
-
-def scatter(
-    pages: Packed, new: Packed, layer: LayerIndex, page: Int[Array, "B T"], slot: Int[Array, "B T"]
-) -> Packed:
-    """The pages with packed token (b, t) in page ``page[b, t]``, slot ``slot[b, t]``."""
-    codes, params, index = pages.codes, pages.params, pages.index
-    at = (
-        (layer, page, slice(None), slice(None), slot)
-        if pages.stream
-        else (layer, page, slice(None), slot)
-    )
-    codes = codes.at[at].set(new.codes, mode="promise_in_bounds")
-    if params is not None:
-        params = params.at[layer, page, :, :, slot].set(new.params, mode="promise_in_bounds")
-    if index is not None:
-        index = index.at[layer, page, slot].set(new.index, mode="promise_in_bounds")
-    return Packed(codes, params, index, pages.stream)
-
-
-@dataclass(frozen=True)
-class Config:
-    """How the kernel runs.
-
-    tokens: that a program codes at once.
-    blocks: of so many tokens that it does with one load of the rotation.
-    warps: of a program.
-    """
-
-    tokens: int
-    blocks: int
-    warps: int
-
-
-@dataclass(frozen=True)
-class Held:
-    """Tokens that lie in pages of float16 numbers already: token (b, t) in page, slot."""
-
-    pages: UInt16[Array, "L P K p H"]
-    page: Int[Array, "B T"]
-    slot: Int[Array, "B T"]
-
-
-@dataclass(frozen=True)
-class Side:
-    """One side of ``write``: its pages, its new tokens and what is done to them.
-
-    ``turn`` is towards the codec.
-    """
-
-    pages: Packed
-    tokens: Float[Array, "B T K H"] | Held
-    codec: Codec
-    turn: Turn = Turn()
+from jkvq.pallas_kernels.types import InPages, WriteSettings, WriteSide
 
 
 def writable(codec: Codec) -> bool:
@@ -127,18 +38,18 @@ def writable(codec: Codec) -> bool:
 
 
 def write(
-    key: Side,
-    value: Side,
+    key: WriteSide,
+    value: WriteSide,
     layer: LayerIndex,
     page: Int[Array, "B T"],
     slot: Int[Array, "B T"],
     *,
     real: Bool[Array, "B T"] | None = None,
     queries: Float[Array, "B T N H"] | None = None,
-    config: Config,
+    settings: WriteSettings,
     interpret: bool = False,
 ) -> tuple[Packed, Packed, Float[Array, "B T N H"] | None]:
-    """Both sides with token (b, t) in page ``page[b, t]``, slot ``slot[b, t]``; queries turned.
+    """Both sides with token (b, t) in page ``page[b, t]``, slot ``slot[b, t]``; queries rotated.
 
     Tokens that are not ``real`` need not be written, but may be: give them a page to spare.
     """
@@ -159,9 +70,9 @@ def write(
     if real is not None:
         shared["real"] = real.reshape(-1).astype(jnp.int32)
     if queries is not None:
-        assert key.turn.dual is not None
-        shared["dual"] = key.turn.dual
-        shared["turn"] = _scalar(key.turn.layer)
+        assert key.transform.dual is not None
+        shared["dual"] = key.transform.dual
+        shared["of"] = _scalar(key.transform.layer)
         shared["queries"] = queries.reshape(tokens, -1, queries.shape[-1])
         shapes.append(jax.ShapeDtypeStruct(shared["queries"].shape, jnp.float32))
     written = pl.pallas_call(
@@ -169,16 +80,16 @@ def write(
             _kernel,
             tree=tree,
             codecs=[numbers_of(side.codec) for side in sides],
-            config=config,
+            settings=settings,
             interpret=interpret,
         ),
-        grid=(pl.cdiv(tokens, config.tokens * config.blocks), K, 2 if queries is None else 3),
+        grid=(pl.cdiv(tokens, settings.tokens * settings.blocks), K, 2 if queries is None else 3),
         in_specs=[pl.no_block_spec] * len(flat)
         + [jax.tree.map(lambda _: pl.no_block_spec, x) for x in (shared, operands)],
         out_specs=[pl.no_block_spec] * len(shapes),
         out_shape=shapes,
         input_output_aliases={i: i for i in range(len(flat))},
-        compiler_params=plt.CompilerParams(num_warps=config.warps, num_stages=1),
+        compiler_params=plt.CompilerParams(num_warps=settings.warps, num_stages=1),
         interpret=interpret,
         name="write",
     )(*flat, shared, operands)
@@ -190,22 +101,23 @@ def _arrays(pages: Packed) -> dict:
     return {"codes": pages.codes} | ({} if pages.params is None else {"params": pages.params})
 
 
-def _operands(side: Side) -> dict:
-    if isinstance(side.tokens, Held):
+def _operands(side: WriteSide) -> dict:
+    if isinstance(side.tokens, InPages):
         operands = {
-            "held": side.tokens.pages,
+            "pages": side.tokens.pages,
             "page": side.tokens.page.reshape(-1).astype(jnp.int32),
             "slot": side.tokens.slot.reshape(-1).astype(jnp.int32),
         }
     else:
         operands = {"x": side.tokens.reshape(-1, *side.tokens.shape[2:])}
-    operands["turn"] = _scalar(side.turn.layer)
-    if side.turn.mean is not None:
-        operands["mean"] = side.turn.mean
-    if side.turn.standing is not None:
-        operands["standing"] = [x.reshape(-1, x.shape[-1]) for x in side.turn.standing]
-    if side.turn.rotation is not None:
-        operands["rotation"] = side.turn.rotation
+    transform = side.transform
+    operands["of"] = _scalar(transform.layer)
+    if transform.mean is not None:
+        operands["mean"] = transform.mean
+    if transform.angles is not None:
+        operands["angles"] = [x.reshape(-1, x.shape[-1]) for x in transform.angles]
+    if transform.rotation is not None:
+        operands["rotation"] = transform.rotation
     if isinstance(side.codec, AffineCodec) and side.codec.clip is not None:
         operands["clip"] = side.codec.clip.reshape(1)
     return operands
@@ -227,10 +139,10 @@ def _matrix(ref, layer, head):
     return ref[layer % ref.shape[0], head % ref.shape[1]]
 
 
-def _kernel(*refs, tree, codecs, config: Config, interpret: bool):
+def _kernel(*refs, tree, codecs, settings: WriteSettings, interpret: bool):
     count = tree.num_leaves
     shared, operands = refs[count : count + 2]
-    outputs = refs[count + 2 :]  # the pages again, the same memory, and the turned queries
+    outputs = refs[count + 2 :]  # the pages again, the same memory, and the rotated queries
     pages = jax.tree.unflatten(tree, outputs[:count])
     block, head, mine = (pl.program_id(axis) for axis in range(3))
     heads = pages[0]["codes"].shape[2]
@@ -239,13 +151,13 @@ def _kernel(*refs, tree, codecs, config: Config, interpret: bool):
         """Calls ``work`` with the tokens of each block."""
 
         def one(i, done):
-            first = (block * config.blocks + i) * config.tokens
-            token = first + jnp.arange(config.tokens, dtype=jnp.int32)
+            first = (block * settings.blocks + i) * settings.tokens
+            token = first + jnp.arange(settings.tokens, dtype=jnp.int32)
             # What reaches past the end does the last token again.
             work(jnp.minimum(token, shared["page"].shape[0] - 1))
             return done
 
-        lax.fori_loop(0, config.blocks, one, 0)
+        lax.fori_loop(0, settings.blocks, one, 0)
 
     for side in range(2):
         # A program does one side: twice as many work at once.
@@ -262,20 +174,20 @@ def _kernel(*refs, tree, codecs, config: Config, interpret: bool):
         @pl.when(mine == 2)
         def _():
             group = shared["queries"].shape[1] // heads
-            each_block(_query_turner(shared, outputs[-1], head, group))
+            each_block(_query_rotator(shared, outputs[-1], head, group))
 
 
-def _query_turner(shared: dict, out_ref, head, group: int):
-    """Turns the queries of the heads that share a KV head."""
-    q_ref, R = shared["queries"], _matrix(shared["dual"], shared["turn"][0], head)
+def _query_rotator(shared: dict, out_ref, head, group: int):
+    """Rotates the queries of the heads that share a KV head."""
+    q_ref, R = shared["queries"], _matrix(shared["dual"], shared["of"][0], head)
 
-    def turn(token):
+    def rotate(token):
         channel = jnp.arange(q_ref.shape[2], dtype=jnp.int32)[None]
         for g in range(group):
             at = token[:, None], head * group + g, channel
             out_ref[at] = dot(q_ref[at].astype(jnp.float16), R, (1, 0))
 
-    return turn
+    return rotate
 
 
 def _side_writer(pages: dict, shared: dict, operands: dict, codec: Codec, head, *, interpret: bool):
@@ -325,22 +237,22 @@ def _encode(x, codec: AffineCodec, operands: dict, levels):
 
 def _source(operands: dict):
     """Where the tokens are."""
-    return operands["held" if "held" in operands else "x"]
+    return operands["pages" if "pages" in operands else "x"]
 
 
 def _loader(operands: dict, head, column=None):
-    """Loads the tokens of a block, turned, in float32, [tokens, H], or these columns of them."""
-    held, source = "held" in operands, _source(operands)
+    """Loads tokens of a block, transformed, in float32, [tokens, H], or these columns of them."""
+    in_pages, source = "pages" in operands, _source(operands)
     H = source.shape[-1]
-    turn, R = operands["turn"][0], None
+    of, R = operands["of"][0], None
     if "rotation" in operands:
-        R = _matrix(operands["rotation"], turn, head)  # its columns are those asked for
+        R = _matrix(operands["rotation"], of, head)  # its columns are those asked for
     channel = jnp.arange(H, dtype=jnp.int32) if R is not None or column is None else column
     channel = channel[None]
-    centre = _centre(operands, turn, head, channel) if "mean" in operands else None
+    centre = _centre(operands, of, head, channel) if "mean" in operands else None
 
     def load(layer, token):
-        if held:
+        if in_pages:
             at = operands["page"][token][:, None], head, operands["slot"][token][:, None]
             x = lax.bitcast_convert_type(source[(layer, *at, channel)], jnp.float16)
         else:
@@ -357,12 +269,12 @@ def _centre(operands: dict, layer, head, channel):
     """The mean of tokens, [tokens or 1, H], where it stands."""
     ref, half = operands["mean"], operands["mean"].shape[-1] // 2
     mean = ref[layer, head, channel]
-    if "standing" not in operands:
+    if "angles" not in operands:
         return lambda token: mean
     other = ref[layer, head, (channel + half) % (2 * half)]  # of the same pair
 
     def centre(token):
-        cos, sin = (x[token[:, None], channel] for x in operands["standing"])
+        cos, sin = (x[token[:, None], channel] for x in operands["angles"])
         return mean * cos.astype(jnp.float32) + other * sin.astype(jnp.float32)
 
     return centre

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from jkvq.attention.attend import attend
-from jkvq.attention.layer_view import LayerCache
+from jkvq.attention.layer_view import LayerView
+from jkvq.attention.step_plan import plan_step
 from jkvq.cache.basis import Basis, make_basis
-from jkvq.cache.layout import KVCache, empty_cache, home, next_chunk, pages_for
+from jkvq.cache.layout import KVCache, empty_cache, pages_for, place_of
 from jkvq.cache.shape import CacheShape
 from jkvq.cache.spec import parse_spec
 from tests import reference
@@ -62,11 +63,11 @@ class Setting:
         order = np.random.default_rng(2).permutation(np.arange(1, rows * columns + 1))
         table = jnp.asarray(order.reshape(rows, columns), jnp.int32)
         cache = empty_cache(self.spec, self.shape, rows * columns + 1, table)
-        garbage = jax.tree.map(lambda a: jnp.full_like(a, np.iinfo(a.dtype).max), cache.stacks)
-        return dataclasses.replace(cache, stacks=garbage)
+        garbage = jax.tree.map(lambda a: jnp.full_like(a, np.iinfo(a.dtype).max), cache.groups)
+        return dataclasses.replace(cache, groups=garbage)
 
     def run(
-        self, chunks: list[int], own: str, implementation: str = "reference"
+        self, chunks: list[int], phase: str, implementation: str = "reference"
     ) -> tuple[np.ndarray, KVCache]:
         """Outputs of all tokens, fed in chunks of these sizes, padded to one width."""
         cache, outs, done = self.cache(), [], 0
@@ -77,7 +78,7 @@ class Setting:
                 np.pad(x[:, done : done + size], [(0, 0), (0, width - size), (0, 0), (0, 0)])
                 for x in self.qkv.values()
             )
-            out, cache = _step(self.basis, cache, q, k, v, count, own, implementation)
+            out, cache = _step(self.basis, cache, q, k, v, count, phase, implementation)
             outs.append(np.asarray(out)[:, :size])
             done += size
         return np.concatenate(outs, axis=1), cache
@@ -91,7 +92,7 @@ class Setting:
         key, value = self.basis.layer(LAYER)
         length = self.lengths[row]
         q, k, v = (jnp.asarray(x[row : row + 1, :length]) for x in self.qkv.values())
-        q = np.asarray(key.turn(q, LAYER))[0]
+        q = np.asarray(key.rotate_queries(q, LAYER))[0]
         mean = self._mean(length)
         exact = [self._turned(np.asarray(k, np.float64) - mean), np.asarray(v)]
         held = [x.astype(np.float16).astype(np.float64) for x in exact] if spec.windowed else exact
@@ -127,10 +128,10 @@ class Setting:
         return reference.rope(mean, middle, self.frequency, np.float16)[None]
 
     def _turned(self, k: np.ndarray) -> np.ndarray:
-        R = self.basis.layer(LAYER)[0].rotation
+        R = self.basis.layer(LAYER)[0].rotation(LAYER)
         if R is None:
             return k
-        R = np.broadcast_to(np.asarray(R, np.float64)[LAYER % len(R)], (2, *R.shape[2:]))
+        R = np.broadcast_to(np.asarray(R, np.float64), (2, *R.shape[1:]))
         return np.einsum("btkh,khi->btki", k, R)
 
 
@@ -142,13 +143,15 @@ def _starts(chunks: list[int]) -> np.ndarray:
     return np.repeat(np.cumsum([0, *chunks[:-1]]), chunks)
 
 
-@functools.partial(jax.jit, static_argnames=("own", "implementation"))
-def _step(basis, cache, q, k, v, count, own, implementation):
-    chunk = next_chunk(cache, count, q.shape[1])
-    how = {"scale": SCALE, "own": own, "implementation": implementation}
+@functools.partial(jax.jit, static_argnames=("phase", "implementation"))
+def _step(basis, cache, q, k, v, count, phase, implementation):
+    run = {"phase": phase, "implementation": implementation}
+    plan = plan_step(cache, basis, count, q.shape[1], **run)
+    out = None
     # The layer below is written too: layers must not touch each other.
-    _, cache = attend(LayerCache.of(cache, basis, 0), q, v, k, chunk, **how)
-    out, cache = attend(LayerCache.of(cache, basis, LAYER), q, k, v, chunk, **how)
+    for layer, new in ((0, (q, v, k)), (LAYER, (q, k, v))):
+        view = LayerView.of(cache, basis, layer)
+        out, cache = attend(view, *new, plan.chunk, plan.groups[view.group], scale=SCALE, **run)
     return out, dataclasses.replace(cache, length=cache.length + count)
 
 
@@ -156,7 +159,7 @@ def _step(basis, cache, q, k, v, count, own, implementation):
 @pytest.mark.parametrize("chunks", [[1] * 45, [7, 1, 20, 17]], ids=["one by one", "in chunks"])
 def test_tokens_that_see_each_other_as_stored_give_what_decode_gives(cache, chunks):
     setting = Setting(cache, [45, 30])
-    out, _ = setting.run(chunks, "stored")
+    out, _ = setting.run(chunks, "forced")
     spec = setting.spec.of_layer(LAYER)
     for row, length in enumerate(setting.lengths):
         expected = setting.expected(row, _starts(chunks), lambda t: spec.packed(t + 1))
@@ -166,7 +169,7 @@ def test_tokens_that_see_each_other_as_stored_give_what_decode_gives(cache, chun
 @pytest.mark.parametrize("cache", CACHES)
 def test_chunks_see_themselves_exactly_and_earlier_ones_as_stored(cache):
     setting, chunks = Setting(cache, [45, 30]), [7, 1, 20, 17]
-    out, _ = setting.run(chunks, "exact")
+    out, _ = setting.run(chunks, "prefill")
     spec, starts = setting.spec.of_layer(LAYER), _starts(chunks)
     for row, length in enumerate(setting.lengths):
         expected = setting.expected(row, starts, lambda t: spec.packed(int(starts[t])))
@@ -176,7 +179,7 @@ def test_chunks_see_themselves_exactly_and_earlier_ones_as_stored(cache):
 def _assert_close(out, expected, setting: Setting):
     """Close; after a rotation, but for a few codes that float32 rounds the other way at a tie."""
     far = np.abs(out - expected) > 1e-5 + 1e-4 * np.abs(expected)
-    turned = setting.basis.key.rotation is not None
+    turned = setting.basis.key.matrices is not None
     assert far.mean() <= (0.02 if turned else 0)
     np.testing.assert_allclose(out, expected, atol=0.1)
 
@@ -184,16 +187,16 @@ def _assert_close(out, expected, setting: Setting):
 @pytest.mark.parametrize("cache", CACHES)
 def test_the_same_tokens_are_stored_the_same_in_any_chunking(cache):
     setting = Setting(cache, [45, 30])
-    at, spec = home(setting.spec, LAYER), setting.spec.of_layer(LAYER)
+    at, spec = place_of(setting.spec, 2, LAYER), setting.spec.of_layer(LAYER)
     stored = []
-    for chunks, own in (([1] * 45, "stored"), ([7, 1, 20, 17], "exact")):
-        cache_after = setting.run(chunks, own)[1]
-        stack = cache_after.stacks[at.stack]
+    for chunks, phase in (([1] * 45, "decode"), ([7, 1, 20, 17], "prefill")):
+        cache_after = setting.run(chunks, phase)[1]
+        group = cache_after.groups[at.group]
         pages = np.asarray(cache_after.block_table)
         stored.append(
             [
                 np.asarray(side.codes)[at.layer, pages[row, index // 8], :, index % 8]
-                for side in (stack.key, stack.value)
+                for side in (group.key, group.value)
                 for row, length in enumerate(setting.lengths)
                 for index in range(int(spec.packed(length)))
             ]
@@ -201,14 +204,14 @@ def test_the_same_tokens_are_stored_the_same_in_any_chunking(cache):
     first, second = (np.concatenate([x.reshape(-1) for x in codes]) for codes in stored)
     assert len(first) > 0
     # Matrix products of other shapes round otherwise, which can turn a code at a tie.
-    turned = setting.basis.key.rotation is not None
+    turned = setting.basis.key.matrices is not None
     assert (first != second).mean() <= (0.002 if turned else 0)
 
 
 @pytest.mark.parametrize(("groups", "head_dim"), [(1, 128), (8, 64), (3, 256)])
 def test_groups_of_query_heads_and_wide_heads(groups, head_dim):
     setting = Setting("int4,sink=4,recent=10", [33], groups, head_dim)
-    out, _ = setting.run([1] * 33, "stored")
+    out, _ = setting.run([1] * 33, "decode")
     spec = setting.spec
     expected = setting.expected(0, _starts([1] * 33), lambda t: spec.packed(t + 1))
     np.testing.assert_allclose(out[0], expected, atol=3e-5)
@@ -219,9 +222,9 @@ def test_a_sequence_shorter_than_the_windows_is_exactly_the_16_bit_result():
         Setting(cache, [32]).in_bfloat16() for cache in ("int2,sink=8,recent=24", "bf16")
     )
     for chunks in ([32], [20, 12]):
-        out, cache = windowed.run(chunks, "exact")
-        np.testing.assert_array_equal(cache.stacks[0].key.codes[LAYER, 1:], 0xFFFF)  # untouched
-        np.testing.assert_allclose(out, plain.run(chunks, "exact")[0], atol=3e-6)
+        out, cache = windowed.run(chunks, "prefill")
+        np.testing.assert_array_equal(cache.groups[0].key.codes[LAYER, 1:], 0xFFFF)  # untouched
+        np.testing.assert_allclose(out, plain.run(chunks, "prefill")[0], atol=3e-6)
 
 
 @pytest.mark.parametrize("cache", ["int4", "jkvq-int2,sink=4,recent=10"])
@@ -229,8 +232,8 @@ def test_a_nan_in_one_sequence_never_reaches_another(cache):
     clean, dirty = Setting(cache, [30, 30]), Setting(cache, [30, 30])
     for name in dirty.qkv:
         dirty.qkv[name][1, 5] = np.nan
-    for chunks, own in (([1] * 30, "stored"), ([13, 17], "exact")):
-        expected, out = (setting.run(chunks, own)[0] for setting in (clean, dirty))
+    for chunks, phase in (([1] * 30, "decode"), ([13, 17], "prefill")):
+        expected, out = (setting.run(chunks, phase)[0] for setting in (clean, dirty))
         np.testing.assert_array_equal(out[0], expected[0])
         assert np.isnan(out[1, 5:]).any()
 
@@ -249,9 +252,9 @@ def test_the_kernels_give_what_the_reference_gives(cache, bound):
     """Interpreted: exact layers, a codec that ``write`` has not, windows, digits behind them."""
     # A token sees itself in the window, in 16 bits.
     setting = Setting(cache, [30, 19]).in_bfloat16()
-    for chunks, own in (([1] * 30, "stored"), ([13, 17], "exact")):
+    for chunks, phase in (([1] * 30, "decode"), ([13, 17], "prefill")):
         expected, out = (
-            setting.run(chunks, own, implementation)[0]
+            setting.run(chunks, phase, implementation)[0]
             for implementation in ("reference", "interpret")
         )
         for row, length in enumerate(setting.lengths):

@@ -4,7 +4,7 @@ import pytest
 import scipy.linalg
 
 import jkvq
-from jkvq.cache.basis import make_basis
+from jkvq.cache.basis import Angles, make_basis
 from jkvq.cache.calibrated import Calibration, SideCalibration
 from jkvq.cache.shape import CacheShape
 from jkvq.cache.spec import parse_spec
@@ -47,7 +47,9 @@ def test_centroids_are_brought_into_the_stored_basis():
 @pytest.mark.parametrize("first", [0, 500])
 def test_a_mean_of_keys_stands_in_the_middle_of_pages(first):
     made_up, frequency = random_calibration(), np.geomspace(1, 1e-4, 64)
-    basis = make_basis(parse_spec("saw-int4,center=true"), SHAPE, made_up, frequency).moved(first)
+    basis = make_basis(parse_spec("saw-int4,center=true"), SHAPE, made_up, frequency).starting_at(
+        first
+    )
     middle = np.array([32, 96, 7000])
     x, q = (
         jnp.asarray(np.random.default_rng(0).normal(size=shape), jnp.float32)
@@ -57,11 +59,13 @@ def test_a_mean_of_keys_stands_in_the_middle_of_pages(first):
     mean = np.broadcast_to(made_up.key.mean[1].astype(np.float64), x.shape)
     mean = rope(mean, middle + first, frequency)
     R = scipy.linalg.hadamard(128) / np.sqrt(128)
-    at = 1, jnp.asarray(middle)[None]
+    where = basis.key.angles(jnp.asarray(middle))
+    assert where is not None
+    at = 1, Angles(*(x[None] for x in where))
     # Angles are float32 numbers of thousands, cos and sin float16 ones.
     np.testing.assert_allclose(basis.key.enter(x[None], *at)[0], (x - mean) @ R, atol=1e-2)
     np.testing.assert_allclose(basis.key.entered_mean(*at)[0], mean @ R, atol=1e-2)
-    scores = basis.key.mean_scores(q, 1, jnp.asarray(middle))
+    scores = basis.key.mean_scores(q, 1, where)
     wanted = np.einsum("nh,snh->ns", q[0, 0], np.repeat(mean, 3, axis=1))
     np.testing.assert_allclose(scores[0, 0], wanted, atol=2e-2)
 
@@ -69,14 +73,17 @@ def test_a_mean_of_keys_stands_in_the_middle_of_pages(first):
 def test_digits_mix_quarters_and_give_all_widths_one_step():
     made_up = random_calibration().key
     assert made_up.packed_rotation is not None and made_up.packed_spread is not None
-    R = np.asarray(make_basis(parse_spec("jkvq-int2"), SHAPE, random_calibration()).key.rotation)
+    matrices = make_basis(parse_spec("jkvq-int2"), SHAPE, random_calibration()).key.matrices
+    assert matrices is not None
+    R = np.asarray(matrices.rotation)
     for layer, head in np.ndindex(2, 2):
         # Tokens whose variances along the calibrated directions are those of the calibration
         inverse = np.linalg.inv(made_up.packed_rotation[layer, head].astype(np.float64))
         C = inverse.T @ np.diag(made_up.packed_spread[layer, head]) @ inverse
         turned = R[layer, head].T.astype(np.float64) @ C @ R[layer, head]
         step = np.repeat([0.9957 / 0.3352, 1, 1, 1], 32)  # the best of 2 bits over that of 4
-        np.testing.assert_allclose(np.diag(turned), step**2, rtol=1e-4)
+        scale = np.exp2(np.round(np.log2(np.diag(turned)[-1]) / 2))  # a power of two for all
+        np.testing.assert_allclose(np.diag(turned), (step * scale) ** 2, rtol=1e-4)
         quarter = np.arange(128) // 32
         apart = quarter[:, None] != quarter[None]
         np.testing.assert_allclose(turned[apart], 0, atol=1e-4)
@@ -85,8 +92,8 @@ def test_digits_mix_quarters_and_give_all_widths_one_step():
 def test_block_rotation_gathers_groups_and_is_orthogonal():
     basis = make_basis(parse_spec("blockgtq-k3v3"), SHAPE, random_calibration()).key
     assert basis.allocation is not None
-    assert basis.rotation is not None
-    R = np.asarray(basis.rotation, np.float64)
+    assert basis.matrices is not None
+    R = np.asarray(basis.matrices.rotation, np.float64)
     np.testing.assert_allclose(
         R @ R.transpose(0, 1, 3, 2), np.broadcast_to(np.eye(128), R.shape), atol=1e-6
     )

@@ -8,9 +8,11 @@ import pytest
 import jkvq
 from jkvq.cache.calibrated import Calibration
 from jkvq.cache.layout import empty_cache
+from jkvq.cache.shape import CacheShape
 from jkvq.cache.spec import CacheSpec, SideSpec
+from jkvq.engine.forward import forward
 from jkvq.models.config import ModelConfig
-from jkvq.models.decoder import abstract_params, forward, logits
+from jkvq.models.decoder import abstract_params, logits
 from tests.made_up import random_calibration
 from tests.tiny import CONFIG, tiny_llm
 
@@ -19,7 +21,7 @@ TURNED = dataclasses.replace(PLAIN, rotation="oscar")
 BALANCED = dataclasses.replace(PLAIN, rotation="balanced", center=True)
 CENTRED = dataclasses.replace(PLAIN, center=True)
 BOTH = dataclasses.replace(TURNED, center=True)
-CALIBRATION = random_calibration(CONFIG.cache_shape)
+CALIBRATION = random_calibration(CacheShape.of(CONFIG))
 STRETCHING = Calibration(
     key=dataclasses.replace(CALIBRATION.key, rotation=CALIBRATION.key.packed_rotation),
     value=dataclasses.replace(CALIBRATION.value, rotation=CALIBRATION.value.packed_rotation),
@@ -36,12 +38,13 @@ def model(config: ModelConfig) -> jkvq.LLM:
     return dataclasses.replace(tiny_llm(), config=config, params=params)
 
 
-def scores(llm: jkvq.LLM, own: str) -> np.ndarray:
+def scores(llm: jkvq.LLM, phase: str) -> np.ndarray:
     tokens = jnp.asarray(np.random.default_rng(1).integers(0, 256, (2, 20)), jnp.int32)
     table = 1 + jnp.arange(6, dtype=jnp.int32).reshape(2, 3)
-    cache = empty_cache(llm.spec, llm.config.cache_shape, 7, table)
-    run = jax.jit(forward, static_argnums=0, static_argnames="own")
-    hidden, _ = run(llm.config, llm.params, llm.basis, cache, tokens, jnp.array([20, 13]), own=own)
+    cache = empty_cache(llm.spec, CacheShape.of(llm.config), 7, table)
+    run = jax.jit(forward, static_argnums=0, static_argnames="phase")
+    count = jnp.array([20, 13])
+    hidden, _ = run(llm.config, llm.params, llm.basis, cache, tokens, count, phase=phase)
     found = np.asarray(logits(llm.config, llm.params, hidden))
     return np.concatenate([found[0], found[1, :13]])  # the rest is padding
 
@@ -62,8 +65,8 @@ def test_rotation_and_centring_change_nothing_by_themselves(key, value, calibrat
     config = dataclasses.replace(CONFIG, qk_bias=bias, v_bias=bias)
     plain = model(config)
     folded = jkvq.with_cache(plain, CacheSpec(key, value, page=8), calibration)
-    for own in ("exact", "stored"):
-        np.testing.assert_allclose(scores(folded, own), scores(plain, own), atol=1e-5)
+    for phase in ("prefill", "forced"):
+        np.testing.assert_allclose(scores(folded, phase), scores(plain, phase), atol=1e-5)
 
 
 def test_exact_layers_are_left_alone():
@@ -73,8 +76,8 @@ def test_exact_layers_are_left_alone():
     kept = folded.params["layers"][0]["attention"]["v"]["weight"]
     assert kept is plain.params["layers"][0]["attention"]["v"]["weight"]
     # Layer 0 is stored in 16 bits, so only about the same.
-    np.testing.assert_allclose(scores(folded, "stored"), scores(plain, "stored"), atol=0.05)
-    assert np.abs(scores(folded, "exact") - scores(plain, "exact")).max() < 1e-5
+    np.testing.assert_allclose(scores(folded, "forced"), scores(plain, "forced"), atol=0.05)
+    assert np.abs(scores(folded, "prefill") - scores(plain, "prefill")).max() < 1e-5
 
 
 def test_a_folded_model_is_not_folded_again():

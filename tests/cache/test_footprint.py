@@ -1,11 +1,15 @@
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import pytest
 
 import jkvq
 from jkvq.cache.footprint import footprint
-from jkvq.cache.layout import empty_cache, pages_for
+from jkvq.cache.layout import pages_for, pages_of_window, stored_bytes
+from jkvq.cache.shape import CacheShape
 from jkvq.cache.spec import parse_spec
+from jkvq.engine.batch import Batch
 from tests.tiny import CONFIG, SERVED
 
 
@@ -13,23 +17,28 @@ from tests.tiny import CONFIG, SERVED
 def test_footprint_is_what_is_allocated(tiny, name):
     spec = parse_spec(name)
     size = footprint(CONFIG, spec, dtype=jnp.float32, context=300, batch=3, memory=None)
-    pages = 3 * pages_for(300, spec) + 1
-    cache = empty_cache(spec, CONFIG.cache_shape, pages, jnp.zeros((3, 2), jnp.int32))
-    assert size.cache == sum(leaf.nbytes for leaf in jax.tree.leaves(cache.stacks))
+    llm = dataclasses.replace(tiny, spec=spec)
+    batch = Batch(llm, [[0] * 290] * 3, [10] * 3)  # what a call allocates
+    assert size.cache == sum(leaf.nbytes for leaf in jax.tree.leaves(batch.cache.groups))
     assert size.weights == sum(leaf.nbytes for leaf in jax.tree.leaves(tiny.params))
     assert size.total == size.weights + size.cache
     elements = 300 * 2 * CONFIG.layers * CONFIG.kv_heads * CONFIG.head_dim
     assert size.bits_per_element == 8 * size.per_sequence / elements
 
 
-def test_footprint_counts_the_sequences_that_fit():
-    spec = parse_spec("bf16")
-    one = footprint(CONFIG, spec, dtype=jnp.float32, context=64, batch=1, memory=None)
-    five = footprint(CONFIG, spec, dtype=jnp.float32, context=64, batch=5, memory=None)
-    assert one.fits is None
-    for memory, fits in [(five.total, 5), (five.total - 1, 4), (one.weights, 0)]:
-        size = footprint(CONFIG, spec, dtype=jnp.float32, context=64, batch=1, memory=memory)
-        assert size.fits == fits
+@pytest.mark.parametrize("name", ["bf16", "jkvq-int4,rotation=none,digits=none,center=false"])
+def test_footprint_counts_the_sequences_that_fit(name):
+    spec, shape = parse_spec(name), CacheShape.of(CONFIG)
+
+    def size(memory: int | None):
+        return footprint(CONFIG, spec, dtype=jnp.float32, context=300, batch=1, memory=memory)
+
+    assert size(None).fits is None
+    # Five sequences with the windows of eight, and the pages that take padding
+    pages, windows = 1 + 5 * pages_for(300, spec), 1 + 8 * pages_of_window(spec)
+    least = size(None).weights + stored_bytes(spec, shape, pages, windows)
+    for memory, fits in [(least, 5), (least - 1, 4), (size(None).weights, 0)]:
+        assert size(memory).fits == fits
 
 
 @pytest.mark.parametrize(("context", "batch"), [(0, 1), (1025, 1), (10, 0)])

@@ -1,12 +1,17 @@
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jkvq.cache.footprint import bits_per_element
-from jkvq.cache.layout import empty_cache, home, next_chunk, page_of, pages_for, stored_bytes
+from jkvq.cache.layout import (
+    empty_cache,
+    page_of,
+    pages_for,
+    pages_of_window,
+    place_of,
+    stored_bytes,
+)
 from jkvq.cache.shape import CacheShape
 from jkvq.cache.spec import PRESETS, parse_spec
 
@@ -17,8 +22,8 @@ SHAPE = CacheShape(layers=3, kv_heads=2, head_dim=128)
 def test_stored_bytes_are_those_of_the_allocated_arrays(name):
     spec = parse_spec(name)
     cache = empty_cache(spec, SHAPE, 7, jnp.zeros((2, 3), jnp.int32))
-    allocated = sum(array.nbytes for array in jax.tree.leaves(cache.stacks))
-    assert allocated == stored_bytes(spec, SHAPE, 7, 2)
+    allocated = sum(array.nbytes for array in jax.tree.leaves(cache.groups))
+    assert allocated == stored_bytes(spec, SHAPE, 7, 1 + 2 * pages_of_window(spec))
 
 
 @pytest.mark.parametrize(
@@ -53,7 +58,7 @@ def test_bits_per_element_at_128k(name, most):
     shape = CacheShape(1, 1, 128)
     pages = pages_for(context, spec)
     cache = empty_cache(spec, shape, pages, jnp.zeros((1, 1), jnp.int32))
-    allocated = sum(array.nbytes for array in jax.tree.leaves(cache.stacks))
+    allocated = sum(array.nbytes for array in jax.tree.leaves(cache.groups))
     assert 8 * allocated / (context * shape.elements_per_token) <= most
 
 
@@ -65,21 +70,22 @@ def test_pages_for_rounds_up():
 
 
 def test_page_of_puts_padding_on_the_padding_page():
-    cache = empty_cache(parse_spec("f32,page=8"), SHAPE, 9, jnp.array([[5, 2], [7, 3]]))
-    cache = dataclasses.replace(cache, length=jnp.array([6, 0]))
-    chunk = next_chunk(cache, jnp.array([4, 1]), 5)
-    np.testing.assert_array_equal(chunk.position, [[6, 7, 8, 9, 10], [0, 1, 2, 3, 4]])
-    page, slot = page_of(cache, chunk.position, chunk.real)
+    position = np.array([[6, 7, 8, 9, 10], [0, 1, 2, 3, 4]])
+    real = np.array([[1, 1, 1, 1, 0], [1, 0, 0, 0, 0]], bool)
+    page, slot = page_of(jnp.array([[5, 2], [7, 3]]), jnp.asarray(position), real, 8)
     np.testing.assert_array_equal(page, [[5, 5, 2, 2, 0], [7, 0, 0, 0, 0]])
     np.testing.assert_array_equal(slot, [[6, 7, 0, 1, 2], [0, 1, 2, 3, 4]])
 
 
-def test_home_gives_exact_layers_a_stack_of_their_own():
+def test_page_of_puts_what_lies_off_the_table_on_the_padding_page():
+    table, real = jnp.array([[5, 2]]), np.ones((1, 4), bool)
+    page, _ = page_of(table, jnp.array([[-1, 15, 16, 4000]]), real, 8)
+    np.testing.assert_array_equal(page, [[0, 2, 0, 0]])
+
+
+def test_exact_layers_have_a_group_of_their_own():
     spec = parse_spec("int4,exact_layers=1+3")
-    assert [tuple(home(spec, layer)) for layer in range(5)] == [
-        (0, 0),
-        (-1, 0),
-        (0, 1),
-        (-1, 1),
-        (0, 2),
-    ]
+    places = [tuple(place_of(spec, 5, layer)) for layer in range(5)]
+    assert places == [(0, 0), (1, 0), (0, 1), (1, 1), (0, 2)]
+    everything = parse_spec("int4,exact_layers=0+1")
+    assert [tuple(place_of(everything, 2, layer)) for layer in range(2)] == [(0, 0), (0, 1)]

@@ -9,7 +9,9 @@ import pytest
 import jkvq
 from jkvq.cache.basis import make_basis
 from jkvq.cache.layout import empty_cache
-from jkvq.models.decoder import forward, logits
+from jkvq.cache.shape import CacheShape
+from jkvq.engine.forward import forward
+from jkvq.models.decoder import logits
 from tests.tiny import CONFIG, EOS, tiny_llm
 
 PROMPTS = ["Hello", "A much longer prompt. " * 8, "x", "Four words of text", "é😀"]
@@ -20,9 +22,9 @@ def _scores(params, tokens, count):
     """Scores after ``count`` tokens, in one pass with nothing stored before."""
     pages = -(-tokens.shape[1] // 8)
     table = jnp.arange(1, pages + 1, dtype=jnp.int32)[None]
-    cache = empty_cache(jkvq.parse_spec("f32,page=8"), CONFIG.cache_shape, pages + 1, table)
-    basis = make_basis(cache.spec, CONFIG.cache_shape, None)
-    hidden, _ = forward(CONFIG, params, basis, cache, tokens, count, own="exact")
+    cache = empty_cache(jkvq.parse_spec("f32,page=8"), CacheShape.of(CONFIG), pages + 1, table)
+    basis = make_basis(cache.spec, CacheShape.of(CONFIG), None)
+    hidden, _ = forward(CONFIG, params, basis, cache, tokens, count, phase="prefill")
     return logits(CONFIG, params, hidden[0, count[0] - 1])
 
 

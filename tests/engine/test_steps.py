@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 from jkvq.cache.layout import empty_cache
+from jkvq.cache.shape import CacheShape
 from jkvq.cache.spec import parse_spec
 from jkvq.engine.sampling import SamplerArrays, Sampling
 from jkvq.engine.steps import BURST, Decoding, decode_burst, prefill_chunk
@@ -29,7 +30,7 @@ def _state(rows: int, **changes) -> Decoding:
 
 def _cache(cache: str, rows: int, pages: int = PAGES):
     table = 1 + jnp.arange(rows * COLUMNS, dtype=jnp.int32).reshape(rows, COLUMNS)
-    return empty_cache(parse_spec(cache), CONFIG.cache_shape, pages, table)
+    return empty_cache(parse_spec(cache), CacheShape.of(CONFIG), pages, table)
 
 
 # What may stand on an array of the cache: these pass it on or update it in place.
@@ -68,17 +69,17 @@ CACHES = ["f32", "bf16", "int3", "tq-k3v3", "quarot-int2,sink=4,recent=16"]
 @pytest.mark.parametrize("step", ["prefill", "decode"])
 def test_compiled_step_makes_no_copy_of_the_cache(step, cache):
     compiled = _lowered(step, cache).compile()
-    stacks = _cache(cache, 2).stacks
-    for array in jax.tree.leaves(stacks):
+    groups = _cache(cache, 2).groups
+    for array in jax.tree.leaves(groups):
         operations = _operations(compiled, array)
         assert operations
         assert [op for op in operations if not re.fullmatch(IN_PLACE, op)] == []
     # Nor does it hold anything of that size besides its arguments.
-    assert _temporary_bytes(compiled) < stacks[0].key.codes.nbytes / 2
+    assert _temporary_bytes(compiled) < groups[0].key.codes.nbytes / 2
 
 
 def test_compiled_step_check_would_see_a_copy():
-    codes = _cache("f32,page=8", 2).stacks[0].key.codes
+    codes = _cache("f32,page=8", 2).groups[0].key.codes
     copying = jax.jit(lambda x: (x.at[0, 0].set(jnp.uint32(1)), x)).lower(codes).compile()
     assert "copy" in _operations(copying, codes)
 

@@ -8,6 +8,8 @@ import pytest
 
 import jkvq
 from jkvq.cache.layout import empty_cache
+from jkvq.cache.shape import CacheShape
+from jkvq.engine.forward import forward
 from jkvq.evaluation.perplexity import (
     Cached,
     compare,
@@ -17,16 +19,17 @@ from jkvq.evaluation.perplexity import (
     spans,
     subject,
 )
-from jkvq.models.decoder import forward, logits
+from jkvq.models.decoder import logits
 from tests.tiny import CONFIG
 
 
 def test_perplexity_equals_one_pass_over_all_tokens(tiny):
     tokens = [(11 * i * i + i) % 256 for i in range(600)]  # more than one chunk
     table = jnp.arange(1, 76, dtype=jnp.int32)[None]
-    cache = empty_cache(tiny.spec, CONFIG.cache_shape, 76, table)
+    cache = empty_cache(tiny.spec, CacheShape.of(CONFIG), 76, table)
     hidden, _ = forward(
-        CONFIG, tiny.params, tiny.basis, cache, jnp.asarray([tokens]), jnp.array([600]), own="exact"
+        *(CONFIG, tiny.params, tiny.basis, cache, jnp.asarray([tokens]), jnp.array([600])),
+        phase="prefill",
     )
     scores = np.asarray(logits(CONFIG, tiny.params, hidden), np.float64)[0, :-1]
     chosen = scores[np.arange(599), tokens[1:]]
@@ -40,11 +43,11 @@ def test_perplexity_equals_one_pass_over_all_tokens(tiny):
 def _log_probabilities(llm, tokens):
     """Of the token after each, from one pass over all of them."""
     table = jnp.arange(1, 41, dtype=jnp.int32)[None]
-    cache = empty_cache(llm.spec, CONFIG.cache_shape, 41, table)
+    cache = empty_cache(llm.spec, CacheShape.of(CONFIG), 41, table)
     padded = jnp.asarray([[*tokens, *[0] * (320 - len(tokens))]])
     count = jnp.array([len(tokens)])
-    run = jax.jit(forward, static_argnames=("config", "own"))
-    hidden, _ = run(llm.config, llm.params, llm.basis, cache, padded, count, own="stored")
+    run = jax.jit(forward, static_argnames=("config", "phase"))
+    hidden, _ = run(llm.config, llm.params, llm.basis, cache, padded, count, phase="forced")
     scores = np.asarray(logits(llm.config, llm.params, hidden), np.float64)[0, : len(tokens)]
     return scores - np.log(np.exp(scores).sum(-1, keepdims=True))
 

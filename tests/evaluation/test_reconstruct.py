@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -9,8 +10,9 @@ import numpy as np
 import pytest
 
 from jkvq.attention.attend import attend
-from jkvq.attention.layer_view import LayerCache
-from jkvq.cache.layout import empty_cache, next_chunk
+from jkvq.attention.layer_view import LayerView
+from jkvq.attention.step_plan import plan_step
+from jkvq.cache.layout import empty_cache
 from jkvq.cache.shape import CacheShape
 from jkvq.cache.spec import parse_spec
 from jkvq.evaluation.reconstruct import TokenWise, attend_reconstructed
@@ -35,28 +37,30 @@ def test_queries_read_what_the_cache_gives_back(cache, layer):
     rng = np.random.default_rng(layer)
     q, k, v = (jnp.asarray(rng.normal(size=(1, T, n, 32)), jnp.float32) for n in (4, 2, 2))
 
-    stored = empty_cache(spec, config.cache_shape, 16, jnp.arange(1, 15)[None])
+    stored = empty_cache(spec, CacheShape.of(config), 16, jnp.arange(1, 15)[None])
     _, value = basis.layer(layer)
     entered = value.enter(v, layer, None)
     # A chunk sees itself without rounding: with windows, only the last token is compared.
     cuts, outs = [0, T - 1, T] if spec.windowed else [0, T], []
     for start, stop in itertools.pairwise(cuts):
         part = slice(start, stop)
-        chunk = next_chunk(stored, jnp.array([stop - start]), stop - start)
-        view, new = LayerCache.of(stored, basis, layer), (x[:, part] for x in (q, k, entered))
-        out, stored = attend(view, *new, chunk, scale=0.1, own="stored")
-        stored = dataclasses.replace(stored, length=stored.length + chunk.count)
+        count = jnp.array([stop - start])
+        how: Any = {"phase": "forced", "implementation": "reference"}
+        plan = plan_step(stored, basis, count, stop - start, **how)
+        view, new = LayerView.of(stored, basis, layer), (x[:, part] for x in (q, k, entered))
+        out, stored = attend(view, *new, plan.chunk, plan.groups[view.group], scale=0.1, **how)
+        stored = dataclasses.replace(stored, length=stored.length + count)
         outs.append(out)
     last = slice(cuts[-2], T)
     out = np.asarray(outs[-1]).reshape(-1, 2, 2, 32)
-    if value.rotation is not None:  # the output comes in the basis of the values
-        R = np.asarray(value.rotation, np.float64)[layer % len(value.rotation)]
+    if value.matrices is not None:  # the output comes in the basis of the values
+        R = np.asarray(value.rotation(layer), np.float64)
         out = np.einsum("tkgi,kih->tkgh", out, np.broadcast_to(np.linalg.inv(R), (2, 32, 32)))
     if value.mean is not None:
         out = out + np.asarray(value.mean)[layer][None, :, None]
 
     found = jax.jit(attend_reconstructed, static_argnames="scale")(
-        *(TokenWise(spec, basis, 2).layer(layer), q[0, last], k[0], v[0], jnp.arange(T)[last]),
+        *(TokenWise(spec, basis).layer(layer), q[0, last], k[0], v[0], jnp.arange(T)[last]),
         scale=0.1,
     )
     error = np.abs(np.asarray(found) - out.reshape(found.shape))

@@ -9,8 +9,10 @@ import pytest
 
 from jkvq.cache.basis import make_basis
 from jkvq.cache.layout import KVCache, empty_cache
+from jkvq.cache.shape import CacheShape
 from jkvq.cache.spec import parse_spec
-from jkvq.models.decoder import forward, logits
+from jkvq.engine.forward import forward
+from jkvq.models.decoder import logits
 from jkvq.models.formats.hf_folder import HFFolder
 from tests.models.helpers import CASES, save_random_model
 
@@ -46,21 +48,24 @@ def shuffled_cache(pair: Pair, rows: int, pages_each: int = 4) -> KVCache:
     count = rows * pages_each
     table = 1 + np.random.default_rng(7).permutation(count).astype(np.int32)
     cache = empty_cache(
-        SPEC, pair.ours.config.cache_shape, 1 + count, jnp.asarray(table.reshape(rows, pages_each))
+        SPEC,
+        CacheShape.of(pair.ours.config),
+        1 + count,
+        jnp.asarray(table.reshape(rows, pages_each)),
     )
-    stacks = jax.tree.map(lambda words: jnp.full_like(words, NAN_WORD), cache.stacks)
-    return dataclasses.replace(cache, stacks=stacks)
+    groups = jax.tree.map(lambda words: jnp.full_like(words, NAN_WORD), cache.groups)
+    return dataclasses.replace(cache, groups=groups)
 
 
-@functools.partial(jax.jit, static_argnames=("config", "own"))
-def step(config, params, cache, tokens, count, own):
-    basis = make_basis(SPEC, config.cache_shape, None)
-    hidden, cache = forward(config, params, basis, cache, tokens, count, own=own)
+@functools.partial(jax.jit, static_argnames=("config", "phase"))
+def step(config, params, cache, tokens, count, phase):
+    basis = make_basis(SPEC, CacheShape.of(config), None)
+    hidden, cache = forward(config, params, basis, cache, tokens, count, phase=phase)
     assert hidden.dtype == params["embedding"].dtype
     return logits(config, params, hidden), cache
 
 
-def run(pair: Pair, prompts: list[np.ndarray], counts: list[list[int]], width: int, own: str):
+def run(pair: Pair, prompts: list[np.ndarray], counts: list[list[int]], width: int, phase: str):
     """Our logits of each prompt, fed as ``counts[i]`` tokens per row in step i, padded to width."""
     cache = shuffled_cache(pair, len(prompts))
     padding = np.random.default_rng(8)
@@ -71,7 +76,7 @@ def run(pair: Pair, prompts: list[np.ndarray], counts: list[list[int]], width: i
         for row, n in enumerate(count):
             tokens[row, :n] = prompts[row][done[row] : done[row] + n]
         out, cache = step(
-            pair.ours.config, pair.params, cache, jnp.asarray(tokens), jnp.asarray(count), own
+            pair.ours.config, pair.params, cache, jnp.asarray(tokens), jnp.asarray(count), phase
         )
         for row, n in enumerate(count):
             scores[row].append(np.asarray(out)[row, :n])
@@ -98,24 +103,24 @@ def assert_equal_transformers(pair: Pair, prompts, counts, **how):
 
 def test_logits_equal_transformers_when_prefilled_at_once(pair):
     prompts = [prompt(seed, 29) for seed in range(3)]
-    assert_equal_transformers(pair, prompts, [[29] * 3], width=32, own="exact")
+    assert_equal_transformers(pair, prompts, [[29] * 3], width=32, phase="prefill")
 
 
 def test_logits_equal_transformers_when_prefilled_in_uneven_chunks(pair):
     prompts = [prompt(seed, 29) for seed in range(3)]
     counts = [[n] * 3 for n in (1, 13, 5, 9, 1)]
-    assert_equal_transformers(pair, prompts, counts, width=32, own="exact")
+    assert_equal_transformers(pair, prompts, counts, width=32, phase="prefill")
 
 
 def test_logits_equal_transformers_when_decoded_token_by_token(pair):
     prompts = [prompt(seed, 29) for seed in range(3)]
-    assert_equal_transformers(pair, prompts, [[1] * 3] * 29, width=1, own="stored")
+    assert_equal_transformers(pair, prompts, [[1] * 3] * 29, width=1, phase="decode")
 
 
 def test_logits_equal_transformers_when_the_batch_is_ragged(pair):
     prompts = [prompt(3, 29), prompt(4, 7), prompt(5, 16)]
     counts = [[13, 7, 0], [16, 0, 16]]
-    assert_equal_transformers(pair, prompts, counts, width=32, own="exact")
+    assert_equal_transformers(pair, prompts, counts, width=32, phase="prefill")
 
 
 def test_logits_are_near_float32_when_params_are_bfloat16(tmp_path):
@@ -124,7 +129,7 @@ def test_logits_are_near_float32_when_params_are_bfloat16(tmp_path):
     params = ours.params(jnp.bfloat16)
     assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {jnp.dtype(jnp.bfloat16)}
     pair, tokens = Pair(theirs, ours, params), prompt(6, 29)
-    (scores,) = run(pair, [tokens], [[29]], width=29, own="exact")
+    (scores,) = run(pair, [tokens], [[29]], width=29, phase="prefill")
     assert scores.dtype == np.float32
     wanted = expected(pair, tokens)
     # Measured 0.9 %; bfloat16 rounds each of a few dozen operations by up to 0.4 %.

@@ -162,7 +162,7 @@ def test_lloyd_error_is_within_its_bound(bits):
     side = make_basis(parse_spec(f"tq-k4v4,bits={bits}"), SHAPE, None).key
     x = jax.random.normal(jax.random.key(0), (1, 500, K, H))
     x = x * jnp.geomspace(0.1, 10, H).reshape(1, 1, 1, H)
-    x = side.turn(x, 0)
+    x = side.rotate_queries(x, 0)
     codec = side.codec(0)
     error = codec.decode(codec.encode(x), jnp.ones((1, 500), bool)) - x
     bound = np.sqrt(3) * np.pi / 2 * 4.0**-bits

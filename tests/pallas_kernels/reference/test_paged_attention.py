@@ -9,7 +9,7 @@ from jkvq.cache.shape import CacheShape
 from jkvq.cache.spec import parse_spec
 from jkvq.pallas_kernels.formats.packed import Packed
 from jkvq.pallas_kernels.reference.paged_attention import paged_attention
-from jkvq.pallas_kernels.triton.write import scatter
+from jkvq.pallas_kernels.reference.scatter import scatter
 from tests.made_up import random_calibration
 from tests.reference import attention
 
@@ -40,9 +40,9 @@ class Stored:
         position = np.broadcast_to(np.arange(S), (len(lengths), S))
         page = np.take_along_axis(table, position // page_size, axis=1)
         page = jnp.asarray(np.where(position < np.asarray(lengths)[:, None], page, 0))
-        stack = empty_cache(spec, shape, pages, jnp.asarray(table)).stacks[0]
+        group = empty_cache(spec, shape, pages, jnp.asarray(table)).groups[0]
         self.table, self.sides, self.decoded = jnp.asarray(table), [], []
-        for seed, codec, side in zip((1, 2), self.codecs, (stack.key, stack.value), strict=True):
+        for seed, codec, side in zip((1, 2), self.codecs, (group.key, group.value), strict=True):
             x = jax.random.normal(jax.random.key(seed), (len(lengths), S, K, H))
             tokens = codec.encode(x)
             # 0xFFFF is a NaN in bfloat16, 0xFFFFFFFF in float32.

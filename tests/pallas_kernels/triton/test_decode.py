@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from jkvq.cache.spec import PRESETS
-from jkvq.pallas_kernels.triton.decode import Config, Shift, decode, merge_partials, plan_decode
+from jkvq.pallas_kernels.triton.decode import decode, merge_partials
+from jkvq.pallas_kernels.types import DecodeSettings, Shift
+from jkvq.pallas_kernels.work import plan_decode
 from tests.pallas_kernels.reference.test_paged_attention import LAYER, Stored
 from tests.reference import attention
 
@@ -15,15 +17,15 @@ SCALE = 0.2
 
 def attend(stored: Stored, q, lengths, page, *, programs=10, seen=None, shift=None, interpret=True):
     """(out, lse), the same twice."""
-    config = Config(programs=programs, warps=2, stages=2)
+    settings = DecodeSettings(programs=programs, warps=2, stages=2)
 
     @jax.jit
     def run(q, keys, values, table, length, seen, shift):
-        plan = plan_decode(length, page=page, kv_heads=2, config=config, seen=seen)
+        plan = plan_decode(length, page=page, kv_heads=2, settings=settings, seen=seen)
         part = decode(
             *(q, keys, values, *stored.codecs, LAYER, table, plan, shift),
             scale=SCALE,
-            config=config,
+            settings=settings,
             interpret=interpret,
         )
         return merge_partials([part], q.shape[1], interpret=interpret)

@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 
 from jkvq.cache.basis import make_basis
-from jkvq.cache.layout import abstract_stacks
+from jkvq.cache.layout import abstract_groups
 from jkvq.cache.shape import CacheShape
 from jkvq.cache.spec import CALIBRATED_ROTATIONS, PRESETS, parse_spec
 from jkvq.pallas_kernels.formats.codecs import FloatCodec
 from jkvq.pallas_kernels.formats.packed import Packed
-from jkvq.pallas_kernels.triton.write import Config, Held, Side, scatter, writable, write
+from jkvq.pallas_kernels.reference.scatter import scatter
+from jkvq.pallas_kernels.triton.write import writable, write
+from jkvq.pallas_kernels.types import InPages, WriteSettings, WriteSide
 from tests.made_up import random_calibration
 
 LAYER, PAGE, PAGES = 1, 16, 9
@@ -36,16 +38,18 @@ class Tokens:
         self.page, self.slot = (
             jnp.asarray(x.reshape(shape)) for x in (place // PAGE, place % PAGE)
         )
-        stack = abstract_stacks(self.spec, layers, PAGES, 1)[0]
+        group = abstract_groups(self.spec, layers, PAGES, 1)[0]
         self.pages = [
             jax.tree.map(lambda leaf: jnp.full(leaf.shape, 7, leaf.dtype), side)
-            for side in (stack.key, stack.value)
+            for side in (group.key, group.value)
         ]
 
-    def sides(self) -> tuple[Side, Side]:
-        def side(pages, x, basis) -> Side:
+    def sides(self) -> tuple[WriteSide, WriteSide]:
+        def side(pages, x, basis) -> WriteSide:
             codec = basis.codec(LAYER)
-            return Side(pages, x, codec, basis.of_layer(LAYER, self.middle).towards(codec))
+            angles = basis.angles(self.middle)
+            wide = None if angles is None else angles.wide
+            return WriteSide(pages, x, codec, basis.transform(LAYER, wide))
 
         key, value = self.pages
         return side(key, self.k, self.basis.key), side(value, self.v, self.basis.value)
@@ -55,7 +59,7 @@ class Tokens:
         return [
             scatter(
                 pages,
-                basis.codec(LAYER).encode(basis.enter(x, LAYER, self.middle)),
+                basis.codec(LAYER).encode(basis.enter(x, LAYER, basis.angles(self.middle))),
                 *(LAYER, self.page, self.slot),
             )
             for pages, x, basis in zip(self.pages, (self.k, self.v), bases, strict=True)
@@ -70,7 +74,10 @@ class Tokens:
                 changed = np.asarray(new != 7).sum() - np.asarray(wanted != 7).sum()
                 assert abs(changed) <= 4  # no other slot is touched; a word may happen to be 7
                 np.testing.assert_array_equal(new[0], wanted[0])  # the layer below
-            x, codec = np.asarray(basis.enter(tokens, LAYER, self.middle)), basis.codec(LAYER)
+            x, codec = (
+                np.asarray(basis.enter(tokens, LAYER, basis.angles(self.middle))),
+                basis.codec(LAYER),
+            )
             decoded = [
                 np.asarray(codec.decode(_row(p, self.page, self.slot), real)) for p in (a, b)
             ]
@@ -97,7 +104,7 @@ def check(cache: str, head_dim: int, interpret: bool, shape=(3, 11)):
             LAYER,
             tokens.page,
             tokens.slot,
-            config=Config(16, 2, 2),
+            settings=WriteSettings(16, 2, 2),
             interpret=interpret,
         )[:2]
     )
@@ -115,20 +122,22 @@ def test_write_step_by_step(cache, head_dim):
 
 
 @pytest.mark.parametrize("cache", ["saw-int4,center=true", "jkvq-int2"])
-def test_queries_are_turned_in_the_same_launch(cache):
+def test_queries_are_rotated_in_the_same_launch(cache):
     tokens = Tokens(cache, 64)
     q = jax.random.normal(jax.random.key(1), (3, 11, 6, 64), jnp.bfloat16)
-    key, value, turned = write(
+    key, value, rotated = write(
         *tokens.sides(),
         LAYER,
         tokens.page,
         tokens.slot,
         queries=q,
-        config=Config(16, 2, 2),
+        settings=WriteSettings(16, 2, 2),
         interpret=True,
     )
-    assert turned is not None
-    np.testing.assert_allclose(turned, tokens.basis.key.turn(q, LAYER), rtol=2e-3, atol=2e-3)
+    assert rotated is not None
+    np.testing.assert_allclose(
+        rotated, tokens.basis.key.rotate_queries(q, LAYER), rtol=2e-3, atol=2e-3
+    )
     tokens.assert_stored((key, value), tokens.expected())
 
 
@@ -142,11 +151,11 @@ def test_tokens_move_from_pages_of_floats(cache):
     bases = tokens.basis.key, tokens.basis.value
     for side, x, basis in zip(tokens.sides(), (tokens.k, tokens.v), bases, strict=True):
         floats = Packed(jnp.full((2, 5, 2, PAGE, 64), 0xFFFF, jnp.uint16))
-        held = FloatCodec(jnp.float16).encode(basis.enter(x, LAYER, tokens.middle))
+        held = FloatCodec(jnp.float16).encode(basis.enter(x, LAYER, basis.angles(tokens.middle)))
         floats = scatter(floats, held, LAYER, *at)
-        sides.append(Side(side.pages, Held(floats.codes, *at), side.codec))
+        sides.append(WriteSide(side.pages, InPages(floats.codes, *at), side.codec))
     how = LAYER, tokens.page, tokens.slot
-    found = write(sides[0], sides[1], *how, config=Config(16, 2, 2), interpret=True)[:2]
+    found = write(sides[0], sides[1], *how, settings=WriteSettings(16, 2, 2), interpret=True)[:2]
     tokens.assert_stored(found, tokens.expected())
 
 
@@ -154,7 +163,9 @@ def test_blocks_without_a_real_token_are_left_out():
     tokens = Tokens("int4", 64, (1, 48))
     real = jnp.arange(48)[None] // 16 == 1  # the second of three blocks
     how = LAYER, tokens.page, tokens.slot
-    key, _, _ = write(*tokens.sides(), *how, real=real, config=Config(16, 2, 2), interpret=True)
+    key, _, _ = write(
+        *tokens.sides(), *how, real=real, settings=WriteSettings(16, 2, 2), interpret=True
+    )
     touched = np.asarray(key.codes[LAYER, tokens.page, :, tokens.slot] != 7).any((-1, -2))
     np.testing.assert_array_equal(touched, real)
 
@@ -162,7 +173,7 @@ def test_blocks_without_a_real_token_are_left_out():
 def test_a_codec_the_kernel_cannot_write_is_refused():
     tokens = Tokens("tq-k3v3", 64)
     with pytest.raises(ValueError, match="write takes affine and 16-bit float codecs, not Lloyd"):
-        write(*tokens.sides(), LAYER, tokens.page, tokens.slot, config=Config(16, 2, 2))
+        write(*tokens.sides(), LAYER, tokens.page, tokens.slot, settings=WriteSettings(16, 2, 2))
 
 
 def _kernel_of(preset) -> tuple:

@@ -1,0 +1,99 @@
+"""What the ops take and give, whichever backend runs them. Importing this loads no kernel."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import jax
+from jaxtyping import Array, Float, Float16, Int, UInt16
+
+from jkvq.pallas_kernels.formats.codecs import Codec
+from jkvq.pallas_kernels.formats.packed import LayerIndex, Packed
+
+# "reference": plain JAX, in float32, on any device.
+# "pallas": the kernels, on an NVIDIA GPU of compute capability 8 or more.
+# "interpret": the kernels' own steps, one by one, on any device: for tests.
+Implementation = Literal["reference", "pallas", "interpret"]
+
+
+@dataclass(frozen=True)
+class DecodeSettings:
+    """How a decode kernel runs.
+
+    programs: in all, about as many as run at once.
+    warps: of a program.
+    stages: tiles that a program loads ahead.
+    """
+
+    programs: int
+    warps: int
+    stages: int
+
+
+@dataclass(frozen=True)
+class WriteSettings:
+    """How a write kernel runs.
+
+    tokens: that a program codes at once.
+    blocks: of so many tokens that it does with one load of the rotation.
+    warps: of a program.
+    """
+
+    tokens: int
+    blocks: int
+    warps: int
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class TokenTransform:
+    """What happens to a token before it is coded: x -> (x - mean) R; None leaves a part out.
+
+    The arrays are those of all layers and KV heads, and ``layer`` says whose are meant, so that
+    nothing is sliced layer by layer. Rotations repeat: layer i and head j have
+    rotation[i % l, j % k], and one matrix for all is l = k = 1.
+
+    angles: of the rotary position at which each token's mean stands: cos, and sin with a minus in
+        the first half of a head, where the second channel of a pair is added to the first. None is
+        a mean that has no position.
+    rotation: its columns in the order in which the codec stores channels.
+    dual: R^-T, by which queries are multiplied to meet such tokens; R itself if it is orthogonal.
+    """
+
+    mean: Float[Array, "L K H"] | None = None
+    angles: tuple[Float16[Array, "B T H"], Float16[Array, "B T H"]] | None = None
+    rotation: Float16[Array, "l k H H"] | None = None
+    dual: Float16[Array, "l k H H"] | None = None
+    layer: LayerIndex = 0
+
+
+@dataclass(frozen=True)
+class InPages:
+    """Tokens that lie in pages of float16 numbers already: token (b, t) in page, slot."""
+
+    pages: UInt16[Array, "L P K p H"]
+    page: Int[Array, "B T"]
+    slot: Int[Array, "B T"]
+
+
+@dataclass(frozen=True)
+class WriteSide:
+    """One side, keys or values, of ``write``: its pages, new tokens and what is done to them."""
+
+    pages: Packed
+    tokens: Float[Array, "B T K H"] | InPages
+    codec: Codec
+    transform: TokenTransform = TokenTransform()
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Shift:
+    """What is added to q . k: the same for all tokens that share a number.
+
+    scores: by query head and number.
+    number: of each slot of a sequence's pages; None counts the pages, from ``first`` on.
+    """
+
+    scores: Float[Array, "B N P"]
+    number: Int[Array, "B slots"] | None = None
+    first: int = field(default=0, metadata={"static": True})
