@@ -23,9 +23,10 @@ import orbax.checkpoint as ocp
 from jkvq.cache.calibrated import Calibration, SideCalibration, methods_for
 from jkvq.cache.spec import CacheSpec
 from jkvq.calibration.solve import Solution, Spectra
-from jkvq.models.formats.catalog import CATALOG, cache_folder
+from jkvq.models.formats.catalog import CATALOG
 from jkvq.support.atomic_folder import drafted
 from jkvq.support.errors import UserError
+from jkvq.support.user_cache import cache_folder
 
 MANIFEST = "manifest.json"
 _FORMAT = 4

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from jkvq.support.errors import UserError
 from jkvq.support.progress import Bar, byte_bar
+from jkvq.support.user_cache import cache_folder
 
 
 @dataclass(frozen=True)
@@ -49,14 +50,6 @@ CATALOG = {
         hub_id="Qwen/Qwen2.5-Coder-1.5B-Instruct",
     ),
 }
-
-
-def cache_folder() -> Path:
-    """Where fetched models and compiled programs are kept: $JKVQ_CACHE, or the user's cache."""
-    chosen = os.environ.get("JKVQ_CACHE")
-    if chosen:
-        return Path(chosen).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jkvq"
 
 
 def cached_file(name: str) -> Path:

