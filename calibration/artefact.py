@@ -24,7 +24,7 @@ from jkvq.cache.calibrated import Calibration, SideCalibration, methods_for
 from jkvq.cache.spec import CacheSpec
 from jkvq.calibration.solve import Solution, Spectra
 from jkvq.models.formats.catalog import CATALOG
-from jkvq.support.atomic_folder import drafted
+from jkvq.support.atomic_folder import drafted, reading
 from jkvq.support.errors import UserError
 from jkvq.support.user_cache import cache_folder
 
@@ -93,8 +93,12 @@ def find_artefact(model: str | Path, spec: CacheSpec) -> Path | None:
 
     One of another version's format is as none: it is made anew.
     """
-    folders = (default_folder(model, method) for method in methods_for(spec))
-    return next((folder for folder in folders if _kept(folder)), None)
+    for method in methods_for(spec):
+        folder = default_folder(model, method)
+        with reading(folder):
+            if _kept(folder):
+                return folder
+    return None
 
 
 def _kept(folder: Path) -> bool:
@@ -140,6 +144,11 @@ def require_place(folder: Path, *, replace: bool) -> None:
 def load_artefact(folder: str | Path) -> Artefact:
     """Reads an artefact; refuses one that is not whole."""
     folder = Path(folder).expanduser()
+    with reading(folder):
+        return _load(folder)
+
+
+def _load(folder: Path) -> Artefact:
     if not (folder / MANIFEST).is_file():
         raise UserError(
             f"{folder} holds no calibration (it has no {MANIFEST}); make one with "
