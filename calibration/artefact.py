@@ -165,8 +165,6 @@ def _load(folder: Path) -> Artefact:
         manifest = Manifest(**{name: written[name] for name in fields})
         digest = written["sha256"]
     except (KeyError, TypeError, ValueError) as error:
-        if isinstance(error, UserError):
-            raise
         raise UserError(f"{folder / MANIFEST} is damaged ({error}); calibrate again") from None
     try:
         arrays = _read(folder.absolute() / "arrays")
