@@ -18,7 +18,6 @@ from typing import Any
 
 import jax
 import numpy as np
-import orbax.checkpoint as ocp
 
 from jkvq.cache.calibrated import Calibration, SideCalibration, methods_for
 from jkvq.cache.spec import CacheSpec
@@ -221,12 +220,16 @@ def _digest(arrays: Arrays, name: str = "") -> str:
     return digest.hexdigest()
 
 
-def _handler() -> ocp.PyTreeCheckpointHandler:
+def _handler():
+    import orbax.checkpoint as ocp  # noqa: PLC0415 (takes a second)
+
     # One file for each array, whose name and bytes depend on nothing else (OCDBT's do).
     return ocp.PyTreeCheckpointHandler(use_ocdbt=False, use_zarr3=True, use_compression=False)
 
 
 def _write(folder: Path, arrays: Arrays) -> None:
+    import orbax.checkpoint as ocp  # noqa: PLC0415 (takes a second)
+
     folder.mkdir()
     handler = _handler()
     try:
@@ -238,6 +241,8 @@ def _write(folder: Path, arrays: Arrays) -> None:
 
 
 def _read(folder: Path) -> Arrays:
+    import orbax.checkpoint as ocp  # noqa: PLC0415 (takes a second)
+
     handler = _handler()
     tree: Any = handler.metadata(folder).tree
     args = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
