@@ -76,14 +76,14 @@ def test_jax_takes_what_we_pass_to_cudnn(cudnn, options, seen):
     rng = np.random.default_rng(0)
     q = jnp.asarray(rng.normal(size=(B, T, 4, 16)), jnp.float16)
     k, v = (jnp.asarray(rng.normal(size=(B, tokens, 2, 16)), jnp.float16) for _ in range(2))
-    options = {
+    given: dict[str, Any] = {
         name: value if value is True else jnp.asarray(value) for name, value in options.items()
     }
-    out, lse = fused_attention(q, k, v, scale=SCALE, **options)
+    out, lse = fused_attention(q, k, v, scale=SCALE, **given)
     assert (out.dtype, lse.dtype) == (jnp.float32, jnp.float32)
-    exact = [np.asarray(x, np.float64) for x in (q, k, v)]
+    qs, ks, vs = (np.asarray(x, np.float64) for x in (q, k, v))
     for b in range(B):
-        wanted_out, wanted_lse = attention(*(x[b] for x in exact), seen[b], SCALE)
+        wanted_out, wanted_lse = attention(qs[b], ks[b], vs[b], seen[b], SCALE)
         np.testing.assert_allclose(out[b], wanted_out, atol=2e-3)  # rounded to 16 bits
         np.testing.assert_allclose(lse[b], wanted_lse, atol=1e-5)
 
