@@ -18,14 +18,14 @@ from typing import Any
 
 import jax
 import numpy as np
-import orbax.checkpoint as ocp
 
 from jkvq.cache.calibrated import Calibration, SideCalibration, methods_for
 from jkvq.cache.spec import CacheSpec
 from jkvq.calibration.solve import Solution, Spectra
-from jkvq.models.formats.catalog import CATALOG, cache_folder
-from jkvq.support.atomic_folder import drafted
+from jkvq.models.formats.catalog import CATALOG
+from jkvq.support.atomic_folder import drafted, reading
 from jkvq.support.errors import UserError
+from jkvq.support.user_cache import cache_folder
 
 MANIFEST = "manifest.json"
 _FORMAT = 4
@@ -92,8 +92,12 @@ def find_artefact(model: str | Path, spec: CacheSpec) -> Path | None:
 
     One of another version's format is as none: it is made anew.
     """
-    folders = (default_folder(model, method) for method in methods_for(spec))
-    return next((folder for folder in folders if _kept(folder)), None)
+    for method in methods_for(spec):
+        folder = default_folder(model, method)
+        with reading(folder):
+            if _kept(folder):
+                return folder
+    return None
 
 
 def _kept(folder: Path) -> bool:
@@ -139,6 +143,11 @@ def require_place(folder: Path, *, replace: bool) -> None:
 def load_artefact(folder: str | Path) -> Artefact:
     """Reads an artefact; refuses one that is not whole."""
     folder = Path(folder).expanduser()
+    with reading(folder):
+        return _load(folder)
+
+
+def _load(folder: Path) -> Artefact:
     if not (folder / MANIFEST).is_file():
         raise UserError(
             f"{folder} holds no calibration (it has no {MANIFEST}); make one with "
@@ -155,8 +164,6 @@ def load_artefact(folder: str | Path) -> Artefact:
         manifest = Manifest(**{name: written[name] for name in fields})
         digest = written["sha256"]
     except (KeyError, TypeError, ValueError) as error:
-        if isinstance(error, UserError):
-            raise
         raise UserError(f"{folder / MANIFEST} is damaged ({error}); calibrate again") from None
     try:
         arrays = _read(folder.absolute() / "arrays")
@@ -213,12 +220,16 @@ def _digest(arrays: Arrays, name: str = "") -> str:
     return digest.hexdigest()
 
 
-def _handler() -> ocp.PyTreeCheckpointHandler:
+def _handler():
+    import orbax.checkpoint as ocp  # noqa: PLC0415 (takes a second)
+
     # One file for each array, whose name and bytes depend on nothing else (OCDBT's do).
     return ocp.PyTreeCheckpointHandler(use_ocdbt=False, use_zarr3=True, use_compression=False)
 
 
 def _write(folder: Path, arrays: Arrays) -> None:
+    import orbax.checkpoint as ocp  # noqa: PLC0415 (takes a second)
+
     folder.mkdir()
     handler = _handler()
     try:
@@ -230,6 +241,8 @@ def _write(folder: Path, arrays: Arrays) -> None:
 
 
 def _read(folder: Path) -> Arrays:
+    import orbax.checkpoint as ocp  # noqa: PLC0415 (takes a second)
+
     handler = _handler()
     tree: Any = handler.metadata(folder).tree
     args = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)

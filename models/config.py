@@ -15,6 +15,7 @@ from jaxtyping import Float
 from jkvq.support.errors import UserError
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+_ROPE_THETA = 10000.0  # where a checkpoint does not say
 
 
 @dataclass(frozen=True)
@@ -74,22 +75,23 @@ def _from_hf(config: Mapping[str, Any]) -> ModelConfig:
     activation = config.get("hidden_act", "silu")
     if activation != "silu":
         raise UserError(f"hidden_act={activation!r}: only 'silu' is supported")
-    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    width, heads = _count(config, "hidden_size"), _count(config, "num_attention_heads")
+    head_dim = _count(config, "head_dim", width // heads)
     # Before transformers 5 the theta and the scaling stood apart; since then both are in one.
     rope = {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
     bias = bool(config.get("attention_bias", False))
     return ModelConfig(
         family=family,
-        layers=config["num_hidden_layers"],
-        width=config["hidden_size"],
-        mlp_width=config["intermediate_size"],
-        heads=config["num_attention_heads"],
-        kv_heads=config.get("num_key_value_heads") or config["num_attention_heads"],
+        layers=_count(config, "num_hidden_layers"),
+        width=width,
+        mlp_width=_count(config, "intermediate_size"),
+        heads=heads,
+        kv_heads=_count(config, "num_key_value_heads", heads),
         head_dim=head_dim,
-        vocab=config["vocab_size"],
+        vocab=_count(config, "vocab_size"),
         context=_hf_context(config),
-        norm_eps=config["rms_norm_eps"],
-        rope_theta=float(rope.get("rope_theta") or config.get("rope_theta") or 10000.0),
+        norm_eps=_positive(config, "rms_norm_eps"),
+        rope_theta=_rope_theta(rope, config),
         rope_divisors=_rope_divisors(rope, head_dim, config),
         tied=bool(config.get("tie_word_embeddings", False)),
         qk_bias=family == "qwen2" or bias,
@@ -105,39 +107,46 @@ def from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, tuple[int, ...]
 
     A llama.cpp file keeps Llama 3's rope scaling as a tensor of divisors; its reader adds it.
     """
+    try:
+        return _from_gguf(metadata, tensors)
+    except KeyError as error:
+        raise UserError(f"the GGUF metadata has no {error}, which a model needs") from None
+
+
+def _from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, tuple[int, ...]]) -> ModelConfig:
     family = _supported(metadata.get("general.architecture"))
     if "token_embd.weight" not in tensors:
         raise UserError("the GGUF file has no tensor 'token_embd.weight'")
 
-    def get(key: str, default: Any = None):
-        value = metadata.get(f"{family}.{key}", default)
-        if value is None:
-            raise UserError(f"the GGUF metadata has no '{family}.{key}'")
-        return value
+    def count(key: str, default: int | None = None) -> int:
+        return _count(metadata, f"{family}.{key}", default)
 
     scaling = metadata.get(f"{family}.rope.scaling.type", "none")
     rope = {"rope_type": "default"}
     if scaling != "none":
         rope = {"rope_type": scaling, "factor": metadata.get(f"{family}.rope.scaling.factor")}
-    heads, width = get("attention.head_count"), get("embedding_length")
-    head_dim = get("attention.key_length", width // heads)
-    if get("rope.dimension_count", head_dim) != head_dim:
+    heads, width, context = (
+        count(key) for key in ("attention.head_count", "embedding_length", "context_length")
+    )
+    head_dim = count("attention.key_length", width // heads)
+    rotary = count("rope.dimension_count", head_dim)
+    if rotary != head_dim:
         raise UserError(
-            f"rope.dimension_count={get('rope.dimension_count')}: partial rotary embedding "
-            f"(head_dim {head_dim}) is not supported"
+            f"rope.dimension_count={rotary}: partial rotary embedding (head_dim {head_dim}) is not "
+            "supported"
         )
     return ModelConfig(
         family=family,
-        layers=get("block_count"),
+        layers=count("block_count"),
         width=width,
-        mlp_width=get("feed_forward_length"),
+        mlp_width=count("feed_forward_length"),
         heads=heads,
-        kv_heads=get("attention.head_count_kv", heads),
+        kv_heads=count("attention.head_count_kv", heads),
         head_dim=head_dim,
         vocab=tensors["token_embd.weight"][0],
-        context=min(get("context_length"), get("attention.sliding_window", math.inf)),
-        norm_eps=get("attention.layer_norm_rms_epsilon"),
-        rope_theta=get("rope.freq_base", 10000.0),
+        context=min(context, count("attention.sliding_window", context)),
+        norm_eps=_positive(metadata, f"{family}.attention.layer_norm_rms_epsilon"),
+        rope_theta=_positive(metadata, f"{family}.rope.freq_base", _ROPE_THETA),
         rope_divisors=_rope_divisors(rope, head_dim, {}),
         tied="output.weight" not in tensors,
         qk_bias="blk.0.attn_q.bias" in tensors,
@@ -146,6 +155,29 @@ def from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, tuple[int, ...]
         mlp_bias="blk.0.ffn_gate.bias" in tensors,
         qk_norm="blk.0.attn_q_norm.weight" in tensors,
     )
+
+
+def _count(fields: Mapping[str, Any], name: str, default: int | None = None) -> int:
+    """A field that says how many."""
+    value = _given(fields, name, default)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise UserError(f"{name}={value!r}: a model needs a whole number from 1 on; fetch it again")
+    return value
+
+
+def _positive(fields: Mapping[str, Any], name: str, default: float | None = None) -> float:
+    value = _given(fields, name, default)
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
+        raise UserError(f"{name}={value!r}: a model needs a positive number; fetch it again")
+    return value
+
+
+def _given(fields: Mapping[str, Any], name: str, default: Any) -> Any:
+    """A field's value; null is as if it were not there."""
+    value = default if fields.get(name) is None else fields[name]
+    if value is None:
+        raise KeyError(name)
+    return value
 
 
 def _supported(family: str | None) -> str:
@@ -159,8 +191,14 @@ def _supported(family: str | None) -> str:
 def _hf_context(config: Mapping[str, Any]) -> int:
     """The model's context, cut to a sliding window: up to there it attends to everything."""
     always = config["model_type"] not in ("qwen2", "qwen3")  # those use a window only when told to
-    window = config.get("sliding_window") if config.get("use_sliding_window", always) else None
-    return min(config["max_position_embeddings"], window or math.inf)
+    context = _count(config, "max_position_embeddings")
+    if not config.get("use_sliding_window", always):
+        return context
+    return min(context, _count(config, "sliding_window", context))
+
+
+def _rope_theta(rope: Mapping[str, Any], config: Mapping[str, Any]) -> float:
+    return float(_positive(rope, "rope_theta", _positive(config, "rope_theta", _ROPE_THETA)))
 
 
 def _rope_divisors(
@@ -174,16 +212,16 @@ def _rope_divisors(
     if kind == "default":
         return (1.0,) * half
     if kind == "linear":
-        return (float(rope["factor"]),) * half
+        return (float(_positive(rope, "factor")),) * half
     if kind == "llama3":
-        theta = float(rope.get("rope_theta") or config.get("rope_theta") or 10000.0)
+        theta = _rope_theta(rope, config)
         return tuple(_llama3_divisor(theta ** (-2 * i / head_dim), rope) for i in range(half))
     raise UserError(f"rope scaling '{kind}' is not supported; supported: default, linear, llama3")
 
 
 def _llama3_divisor(frequency: float, rope: Mapping[str, Any]) -> float:
     """Llama 3.1's rule: long waves are slowed by ``factor``, short ones kept, a ramp between."""
-    low, high = rope["low_freq_factor"], rope["high_freq_factor"]
-    turns = rope["original_max_position_embeddings"] * frequency / (2 * math.pi)
+    low, high = _positive(rope, "low_freq_factor"), _positive(rope, "high_freq_factor")
+    turns = _positive(rope, "original_max_position_embeddings") * frequency / (2 * math.pi)
     kept = min(max((turns - low) / (high - low), 0.0), 1.0)
-    return 1.0 / (kept + (1.0 - kept) / rope["factor"])
+    return 1.0 / (kept + (1.0 - kept) / _positive(rope, "factor"))

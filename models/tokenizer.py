@@ -15,6 +15,9 @@ os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
+# One of these holds the vocabulary of a Hugging Face folder.
+_VOCABULARIES = ("tokenizer.json", "tokenizer.model", "tekken.json", "vocab.json")
+
 Message = dict[str, str]  # {"role": "user", "content": "..."}
 
 
@@ -59,11 +62,22 @@ def tokenizer_from_folder(folder: Path) -> Tokenizer:
     """The tokenizer of a Hugging Face folder."""
     from transformers import AutoTokenizer  # noqa: PLC0415 (takes a second)
 
+    # Where there is none transformers makes an empty one, to which every text is 0 tokens.
+    if not any((folder / name).exists() for name in _VOCABULARIES):
+        raise UserError(
+            f"{folder} has no tokenizer ({', '.join(_VOCABULARIES[:-1])} or {_VOCABULARIES[-1]}); "
+            "copy its files from where the model comes from"
+        )
     try:
         hf = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise UserError(f"{folder} has no usable tokenizer: {reason}") from None
+    if len(hf.get_vocab()) <= len(hf.get_added_vocab()):
+        raise UserError(
+            f"{folder} has no usable tokenizer: it has special tokens only, none for text; "
+            "copy its files from where the model comes from"
+        )
     stops = {hf.eos_token_id}
     for name in ("generation_config.json", "config.json"):
         path = folder / name

@@ -9,9 +9,9 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
-from jax._src.cudnn import fused_attention_stablehlo as cudnn
 from jaxtyping import Array, Bool, Float, Int
 
+from jkvq.pallas_kernels.cudnn import fused_attention
 from jkvq.pallas_kernels.formats.codecs import Codec
 from jkvq.pallas_kernels.formats.packed import LayerIndex, Packed
 from jkvq.pallas_kernels.reference.merge import merge
@@ -116,23 +116,15 @@ def _only_where(some: Bool[Array, " B"], out, lse):
 
 
 def _fused(q, k, v, *, scale: float, fused: Fused, causal=False, mask=None, lengths=None):
-    if fused == "xla":
-        with jax.default_matmul_precision("highest"):  # no TF32
-            return jax.nn.dot_product_attention(
-                *(x.astype(jnp.float32) for x in (q, k, v)),
-                mask=mask,
-                scale=scale,
-                is_causal=causal,
-                key_value_seq_lengths=lengths,
-                implementation="xla",
-                return_residual=True,
-            )
-    # jax.nn.dot_product_attention would round the lse to the inputs' 16 bits.
-    kind, padding = (cudnn.MaskType.CAUSAL if causal else cudnn.MaskType.NO_MASK), {}
-    if lengths is not None:
-        kind = cudnn.MaskType.PADDING
-        padding = {"q_seqlen": jnp.full(q.shape[0], q.shape[1], jnp.int32), "kv_seqlen": lengths}
-    out, lse = cudnn.dot_product_attention(
-        q, k, v, mask=mask, scale=scale, mask_type=kind, return_residual=True, **padding
-    )
-    return out.astype(jnp.float32), lse.swapaxes(1, 2)
+    if fused == "cudnn":
+        return fused_attention(q, k, v, scale=scale, causal=causal, mask=mask, lengths=lengths)
+    with jax.default_matmul_precision("highest"):  # no TF32
+        return jax.nn.dot_product_attention(
+            *(x.astype(jnp.float32) for x in (q, k, v)),
+            mask=mask,
+            scale=scale,
+            is_causal=causal,
+            key_value_seq_lengths=lengths,
+            implementation="xla",
+            return_residual=True,
+        )

@@ -6,12 +6,8 @@ import jax
 import pytest
 
 import jkvq
-from jkvq.models.formats.catalog import (
-    IndexUnavailable,
-    cache_folder,
-    cached_file,
-    fetch_from_index,
-)
+from jkvq.models.formats.catalog import IndexUnavailable, cached_file, fetch_from_index
+from jkvq.support.user_cache import cache_folder
 from tests.tiny import tiny_llm
 
 hypothesis.settings.register_profile("jkvq", deadline=None)  # the first example compiles

@@ -36,11 +36,11 @@ from jkvq.loading.calibrate import DEFAULT_TOKENS
 from jkvq.loading.calibrate import calibrate as calibrate_model
 from jkvq.loading.convert import convert as convert_checkpoint
 from jkvq.loading.load import DEFAULT_CACHES, default_cache, load
-from jkvq.models.formats.catalog import cache_folder
 from jkvq.models.formats.checkpoint import open_checkpoint
 from jkvq.support.errors import CacheWarning, UserError
 from jkvq.support.memory import format_bytes, free_bytes, parse_bytes
 from jkvq.support.progress import note, spinner, stderr
+from jkvq.support.user_cache import cache_folder
 
 app = typer.Typer(
     help="Language models in JAX with a paged KV cache.",

@@ -72,10 +72,10 @@ class Options:
         """The rules of each prompt."""
         if self.seed is None:
             seeds = [secrets.randbits(32) for _ in range(prompts)]
-        elif isinstance(self.seed, int):
-            seeds = [self.seed] * prompts
-        else:
+        elif isinstance(self.seed, Sequence | np.ndarray):
             seeds = list(self.seed)
+        else:
+            seeds = [self.seed] * prompts
         if len(seeds) != prompts:
             raise UserError(f"{len(seeds)} seeds for {prompts} prompts: give one, or one each")
         return [

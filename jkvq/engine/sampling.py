@@ -41,20 +41,22 @@ class Sampling:
         require(self.top_k >= 0, "top_k", "1 or more, or 0 for off")
         require(0 < self.top_p <= 1, "top_p", "more than 0 and at most 1; 1 is off")
         require(0 <= self.min_p <= 1, "min_p", "from 0 (off) to 1")
-        require(0 <= self.seed < 2**32, "seed", "from 0 to 2**32 - 1")
+        whole = isinstance(self.seed, int | np.integer) and not isinstance(self.seed, bool)
+        require(whole and 0 <= int(self.seed) < 2**64, "seed", "a whole number from 0 to 2**64 - 1")
+        object.__setattr__(self, "seed", int(self.seed))  # what is written to JSON
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class SamplerArrays:
-    """The `Sampling` of each sequence of a batch, stacked."""
+    """The `Sampling` of each sequence of a batch, stacked; a seed as its high and its low word."""
 
     repetition_penalty: Float[Array, " B"]
     temperature: Float[Array, " B"]
     top_k: Int[Array, " B"]
     top_p: Float[Array, " B"]
     min_p: Float[Array, " B"]
-    seed: UInt32[Array, " B"]
+    seed: UInt32[Array, "B 2"]
 
     @classmethod
     def stack(cls, rows: Sequence[Sampling]) -> "SamplerArrays":
@@ -67,7 +69,7 @@ class SamplerArrays:
             column("top_k", jnp.int32),
             column("top_p", jnp.float32),
             column("min_p", jnp.float32),
-            column("seed", jnp.uint32),
+            jnp.asarray([divmod(row.seed, 2**32) for row in rows], jnp.uint32),
         )
 
 
@@ -89,9 +91,8 @@ def sample(
         scaled = logits / temperature[:, None]
         filtered = ((sampler.top_k > 0) | (sampler.top_p < 1) | (sampler.min_p > 0)) & ~greedy
         kept = jax.lax.cond(filtered.any(), lambda: _filter(scaled, sampler), lambda: scaled)
-        keys = jax.vmap(lambda seed, i: jax.random.fold_in(jax.random.key(seed), i))(
-            sampler.seed, step
-        )
+        streams = jax.random.wrap_key_data(sampler.seed, impl="threefry2x32")
+        keys = jax.vmap(jax.random.fold_in)(streams, step)
         noise = jax.vmap(lambda key: jax.random.gumbel(key, logits.shape[1:]))(keys)
         return jnp.where(greedy, likeliest, (kept + noise).argmax(-1).astype(jnp.int32))
 

@@ -23,9 +23,9 @@ from jkvq.calibration.prose import default_text
 from jkvq.evaluation.perplexity import CHUNK, Cached, compare, first_tokens
 from jkvq.llm import LLM
 from jkvq.models.fingerprint import fingerprint
-from jkvq.models.formats.catalog import cache_folder
 from jkvq.support.memory import format_bytes, free_bytes
 from jkvq.support.progress import note
+from jkvq.support.user_cache import cache_folder
 from jkvq.version import VERSION
 
 BROKEN = 0.5  # nats: the perplexity is multiplied by about 1.6

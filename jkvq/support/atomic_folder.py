@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from jkvq.support.errors import UserError
+from jkvq.support.lock import lock_beside
 from jkvq.support.memory import format_bytes
 
 
@@ -15,8 +16,8 @@ from jkvq.support.memory import format_bytes
 def drafted(folder: Path, *, replace: bool = False, needs: int = 0) -> Iterator[Path]:
     """A folder to write in, beside ``folder``, whose name it takes if nothing goes wrong.
 
-    ``folder`` must not exist or be empty by then, unless ``replace``. Where fewer than ``needs``
-    bytes are free nothing is begun.
+    ``folder`` must not exist or be empty by then, unless ``replace``; who reads one that may be
+    replaced does so inside `reading`. Where fewer than ``needs`` bytes are free nothing is begun.
     """
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -32,11 +33,27 @@ def drafted(folder: Path, *, replace: bool = False, needs: int = 0) -> Iterator[
     try:
         yield draft
         draft.chmod(0o755)  # mkdtemp's are private
-        if replace and folder.exists():
-            os.replace(folder, draft / "replaced")
-        os.replace(draft, folder)
+        with lock_beside(folder) if replace else contextlib.nullcontext():
+            if replace and folder.exists():
+                os.replace(folder, draft / "replaced")
+            os.replace(draft, folder)
         shutil.rmtree(folder / "replaced", ignore_errors=True)
     except OSError as error:
         raise UserError(f"{folder} cannot be written: {error.strerror or error}") from None
     finally:
         shutil.rmtree(draft, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def reading(folder: Path) -> Iterator[None]:
+    """Keeps ``folder`` from being replaced meanwhile.
+
+    What was written with ``replace`` has had its lock since before it was there; other folders have
+    none and need none. Nor is there one to take where the place is read-only.
+    """
+    lock = lock_beside(folder)
+    with contextlib.ExitStack() as held:
+        if Path(lock.lock_file).exists():
+            with contextlib.suppress(OSError):
+                held.enter_context(lock)
+        yield

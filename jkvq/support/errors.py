@@ -4,7 +4,7 @@ import difflib
 from collections.abc import Iterable
 
 
-class UserError(ValueError):
+class UserError(Exception):
     """Input that its author can mend: one sentence with what was given, allowed, and to do.
 
     The command line prints the sentence and exits with 2; any other exception is a bug of ours and

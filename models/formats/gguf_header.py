@@ -53,9 +53,7 @@ def read_header(path: Path) -> Header:
     try:
         with path.open("rb") as file:
             header = _Reader(file).header()
-    except (struct.error, EOFError, ValueError) as error:
-        if isinstance(error, UserError):
-            raise
+    except (struct.error, EOFError, ValueError):
         raise UserError(f"{path} is truncated or damaged; fetch it again") from None
     needed = max((info.offset + info.bytes for info in header.tensors.values()), default=0)
     if path.stat().st_size < needed:

@@ -23,6 +23,13 @@ from jkvq.support.errors import UserError
 
 _CONTROL, _USER_DEFINED = 3, 4  # token types
 
+# The metadata names one token that ends a text, and a model may have several: llama.cpp knows the
+# others by what they are called, as far as they are control tokens.
+_ENDS = {
+    *("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|end|>"),
+    *("<end_of_turn>", "<end_of_utterance>", "<EOT>", "<eos>", "</s>"),
+}
+
 _LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -97,8 +104,20 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
         chat_template=metadata.get("tokenizer.chat_template"),
         clean_up_tokenization_spaces=False,
     )
-    stops = (ggml.get(f"{key}_token_id") for key in ("eos", "eot", "eom"))
-    return Tokenizer(hf, frozenset(stop for stop in stops if stop is not None))
+    return Tokenizer(hf, _stop_tokens(ggml))
+
+
+def _stop_tokens(ggml: Mapping[str, Any]) -> frozenset[int]:
+    """What the metadata names, and every control token of the vocabulary that is known to end."""
+    named = {ggml.get(f"{key}_token_id") for key in ("eos", "eot", "eom")} - {None}
+    known = {
+        index
+        for index, (token, kind) in enumerate(
+            zip(ggml["tokens"], ggml.get("token_type", ()), strict=False)
+        )
+        if kind == _CONTROL and token in _ENDS
+    }
+    return frozenset(named | known)
 
 
 def _byte_level(ggml: Mapping[str, Any]) -> Backend:

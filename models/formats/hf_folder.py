@@ -77,8 +77,11 @@ def _open(path: Path):
 
 def _read_json(path: Path) -> dict:
     try:
-        return json.loads(path.read_text())
+        found = json.loads(path.read_text())
     except FileNotFoundError:
         raise UserError(f"{path.parent} has no {path.name}, which says what model it is") from None
     except json.JSONDecodeError as error:
         raise UserError(f"{path} is not valid JSON ({error}); fetch it again") from None
+    if not isinstance(found, dict):
+        raise UserError(f"{path} holds no JSON object; fetch it again")
+    return found

@@ -176,6 +176,11 @@ def test_generate_compiles_once_for_ten_lengths_in_one_bucket(tiny):
     assert compiled
 
 
+@pytest.mark.parametrize("seed", [np.int64(3), [3, 3], np.array([3, 3]), (np.uint64(3), 3)])
+def test_seeds_may_be_numpy_s(seed):
+    assert [rules.seed for rules in jkvq.Options(seed=seed).sampling(2)] == [3, 3]
+
+
 BAD = [
     ("", {}, "the prompt is empty"),
     ([], {}, "the list of prompts is empty"),
@@ -189,6 +194,9 @@ BAD = [
     ("a", {"max_new_tokens": 0}, "max_new_tokens=0: at least 1"),
     ("a", {"temprature": 1.0}, "no option 'temprature': did you mean temperature"),
     ("a", {"seed": [1, 2]}, "2 seeds for 1 prompts"),
+    ("a", {"seed": 2**64}, r"seed=18446744073709551616: a whole number from 0 to 2\*\*64 - 1"),
+    ("a", {"seed": True}, "seed=True: a whole number"),
+    ("a", {"seed": 1.5}, "seed=1.5: a whole number"),
     ("a", {"top_p": 2.0}, "top_p=2.0"),
 ]
 

@@ -95,6 +95,32 @@ def test_sample_of_a_row_does_not_depend_on_the_other_rows():
         assert together[row] == alone[0]
 
 
+@pytest.mark.parametrize("seed", [0, 1, 12345, 2**31, 2**32 - 1, np.int64(7), np.uint32(2**31)])
+def test_seeds_of_32_bits_give_the_streams_of_jax_random_key(seed):
+    """Drawn as before seeds had 64 bits: a text can be had again."""
+    logits, steps = jax.random.normal(jax.random.key(3), (1000,)), np.arange(20)
+    stream = jax.random.key(int(seed))
+    wanted = [
+        int((logits + jax.random.gumbel(jax.random.fold_in(stream, step), (1000,))).argmax())
+        for step in steps
+    ]
+    assert draws(logits, Sampling(temperature=1.0, seed=seed), steps) == wanted
+
+
+def test_seeds_of_64_bits_give_streams_of_their_own():
+    logits, steps = jnp.zeros(1000), np.arange(20)
+    seeds = [5, 2**32 + 5, 2 * 2**32 + 5, 5 * 2**32, 2**63, 2**64 - 1, np.uint64(2**64 - 2)]
+    streams = [draws(logits, Sampling(temperature=1.0, seed=seed), steps) for seed in seeds]
+    assert len({tuple(stream) for stream in streams}) == len(seeds)
+
+
+def draws(logits: jax.Array, rules: Sampling, steps: np.ndarray) -> list[int]:
+    rows = len(steps)
+    arrays = SamplerArrays.stack([rules] * rows)
+    batch = jnp.broadcast_to(logits, (rows, len(logits)))
+    return sample(batch, jnp.zeros(batch.shape, bool), jnp.asarray(steps), arrays).tolist()
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [
@@ -106,7 +132,10 @@ def test_sample_of_a_row_does_not_depend_on_the_other_rows():
         ("min_p", -0.1),
         ("repetition_penalty", 0.0),
         ("seed", -1),
-        ("seed", 2**32),
+        ("seed", 2**64),
+        ("seed", 1.0),
+        ("seed", True),
+        ("seed", "7"),
     ],
 )
 def test_sampling_out_of_range_is_refused(field, value):

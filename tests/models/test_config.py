@@ -128,6 +128,52 @@ def test_missing_field_is_named():
         from_hf(config)
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "sentence"),
+    [
+        ("num_hidden_layers", -2, "num_hidden_layers=-2: a model needs a whole number from 1 on"),
+        ("hidden_size", "thirty", "hidden_size='thirty': a model needs a whole number from 1 on"),
+        ("hidden_size", 64.0, "hidden_size=64.0: a model needs a whole number"),
+        ("max_position_embeddings", None, "has no 'max_position_embeddings'"),
+        ("num_attention_heads", 0, "num_attention_heads=0: "),
+        ("num_attention_heads", 128, "head_dim=0: "),
+        ("num_key_value_heads", 0, "num_key_value_heads=0: "),
+        ("vocab_size", [97], "vocab_size=.97.: "),
+        ("sliding_window", "no", "sliding_window='no': "),
+        ("intermediate_size", True, "intermediate_size=True: "),
+        ("rms_norm_eps", "small", "rms_norm_eps='small': a model needs a positive number"),
+        ("rms_norm_eps", float("nan"), "rms_norm_eps=nan: "),
+        ("rope_theta", -1, "rope_theta=-1: "),
+        ("rope_parameters", {"rope_type": "linear", "factor": "2"}, "factor='2': "),
+        ("rope_parameters", {"rope_type": "linear"}, "has no 'factor'"),
+        ("rope_parameters", {**LLAMA3_ROPE, "low_freq_factor": None}, "has no 'low_freq_factor'"),
+    ],
+)
+def test_senseless_field_is_named(name, value, sentence):
+    with pytest.raises(UserError, match=sentence):
+        from_hf({**config_dict(), name: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "sentence"),
+    [
+        (
+            "attention.head_count",
+            0,
+            r"llama\.attention\.head_count=0: a model needs a whole number",
+        ),
+        ("attention.head_count", [4, 4], r"head_count=\[4, 4\]: "),  # one for each layer
+        ("block_count", -1, r"llama\.block_count=-1: "),
+        ("embedding_length", "64", "embedding_length='64': "),
+        ("rope.freq_base", 0.0, r"rope\.freq_base=0\.0: a model needs a positive number"),
+        ("rope.scaling.type", "linear", "has no 'factor'"),
+    ],
+)
+def test_senseless_field_is_named_in_gguf(name, value, sentence):
+    with pytest.raises(UserError, match=sentence):
+        from_gguf(gguf_metadata(**{name: value}), GGUF_TENSORS)
+
+
 def test_missing_field_is_named_in_gguf():
     with pytest.raises(UserError, match=r"llama\.block_count"):
         from_gguf(gguf_metadata(block_count=None), GGUF_TENSORS)

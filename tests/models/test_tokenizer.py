@@ -41,8 +41,18 @@ def test_stop_tokens_come_from_every_file(tmp_path, generation, config, stops):
     assert tokenizer_from_folder(tmp_path).stop_tokens == stops
 
 
-def test_folder_is_named_when_it_has_no_tokenizer(tmp_path):
-    with pytest.raises(UserError, match=f"{tmp_path} has no usable tokenizer"):
+@pytest.mark.parametrize("family", ["qwen2", "llama", None])
+def test_folder_is_named_when_it_has_no_tokenizer(tmp_path, family):
+    if family is not None:  # for some of them transformers makes a tokenizer without a vocabulary
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": family}))
+    with pytest.raises(UserError, match=f"{tmp_path} has no tokenizer .tokenizer.json, .*copy"):
+        tokenizer_from_folder(tmp_path)
+
+
+def test_folder_is_named_when_its_tokenizer_has_no_vocabulary(tmp_path):
+    hf = PreTrainedTokenizerFast(tokenizer_object=Backend(models.BPE()), eos_token="<eos>")
+    hf.save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=f"{tmp_path} has no usable tokenizer: .*special tokens"):
         tokenizer_from_folder(tmp_path)
 
 

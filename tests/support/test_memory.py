@@ -1,7 +1,7 @@
 import pytest
 
 import jkvq
-from jkvq.support.memory import format_bytes, free_bytes, parse_bytes
+from jkvq.support.memory import _host_free_bytes, format_bytes, free_bytes, parse_bytes
 
 
 @pytest.mark.parametrize(
@@ -29,3 +29,17 @@ def test_format_bytes(count, text):
 def test_free_bytes_is_some_memory():
     free = free_bytes()
     assert free is None or free > 1_000_000
+
+
+@pytest.mark.parametrize(("limit", "free"), [(3_000_000, 2_000_000), (9_000_000, 5_120_000)])
+def test_free_bytes_of_a_container_are_the_least_of_machine_and_limit(tmp_path, limit, free):
+    proc, group = tmp_path / "proc", tmp_path / "sys/fs/cgroup"
+    (proc / "self").mkdir(parents=True)
+    group.mkdir(parents=True)
+    (proc / "meminfo").write_text("MemTotal: 9000 kB\nMemAvailable:   5000 kB\n")
+    assert _host_free_bytes(tmp_path) == 5_120_000
+    (proc / "self/cgroup").write_text("0::/\n")
+    (group / "memory.max").write_text(str(limit))
+    (group / "memory.current").write_text("1000000")
+    (group / "memory.stat").write_text("inactive_file 0\n")
+    assert _host_free_bytes(tmp_path) == free

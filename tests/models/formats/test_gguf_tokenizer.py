@@ -11,7 +11,7 @@ from tokenizers import Regex, models, normalizers, pre_tokenizers, trainers
 from jkvq import UserError
 from jkvq.models.formats.gguf_file import GGUFFile
 from jkvq.models.formats.gguf_tokenizer import tokenizer_from_gguf
-from jkvq.models.tokenizer import Tokenizer
+from jkvq.models.tokenizer import Tokenizer, tokenizer_from_folder
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6
 
@@ -177,9 +177,52 @@ def test_bos_is_added_to_plain_text(pre, add_bos, added):
 
 def test_stop_tokens_are_all_that_the_file_names():
     metadata = byte_level_metadata("gpt-2", eos_token_id=7, eot_token_id=8, eom_token_id=9)
+    end = token_id(metadata, "<|im_end|>")
+    assert tokenizer_from_gguf(metadata).stop_tokens == {7, 8, 9, end}
+    metadata["tokenizer.ggml.token_type"][end] = NORMAL  # a piece of text that looks like one
     assert tokenizer_from_gguf(metadata).stop_tokens == {7, 8, 9}
-    metadata = byte_level_metadata("gpt-2", eos_token_id=7)
-    assert tokenizer_from_gguf(metadata).stop_tokens == {7}
+
+
+# Of a model: its pre-tokenizer, its control tokens, the eos token that its GGUF files name, and
+# the eos tokens in its generation_config.json.
+MODELS = {
+    "Qwen/Qwen2.5-7B-Instruct": (
+        "qwen2",
+        ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|box_end|>", "<|vision_end|>"],
+        "<|im_end|>",
+        ["<|im_end|>", "<|endoftext|>"],
+    ),
+    "meta-llama/Llama-3.1-8B-Instruct": (
+        "llama-bpe",
+        ["<|begin_of_text|>", "<|end_of_text|>", "<|end_header_id|>", "<|eom_id|>", "<|eot_id|>"],
+        "<|eot_id|>",
+        ["<|end_of_text|>", "<|eom_id|>", "<|eot_id|>"],
+    ),
+    "mistralai/Mistral-Nemo-Instruct-2407": (
+        "tekken",
+        ["<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[TOOL_CALLS]"],
+        "</s>",
+        ["</s>"],
+    ),
+}
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_stop_tokens_equal_those_of_the_hugging_face_folder(tmp_path, model):
+    pre, control, eos, listed = MODELS[model]
+    metadata = byte_level_metadata(pre)
+    words = [word for word in metadata["tokenizer.ggml.tokens"] if not word.startswith("<|im_")]
+    metadata |= {
+        "tokenizer.ggml.tokens": [*words, *control],
+        "tokenizer.ggml.token_type": [NORMAL] * len(words) + [CONTROL] * len(control),
+        "tokenizer.ggml.bos_token_id": None,
+        "tokenizer.ggml.eos_token_id": len(words) + control.index(eos),
+    }
+    ours = tokenizer_from_gguf(metadata)
+    ours.hf.save_pretrained(tmp_path)
+    ids = [token_id(metadata, token) for token in listed]
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": ids}))
+    assert ours.stop_tokens == tokenizer_from_folder(tmp_path).stop_tokens
 
 
 CHATML = (
@@ -350,4 +393,5 @@ def test_chat_ends_where_the_answer_begins_in_smollm2(smollm2_tokenizer):
     tokens = smollm2_tokenizer.encode_chat([{"role": "user", "content": "Hello"}])
     text = smollm2_tokenizer.hf.decode(tokens)
     assert text.endswith("<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n")
-    assert smollm2_tokenizer.stop_tokens == set(smollm2_tokenizer.encode("<|im_end|>"))
+    ends = smollm2_tokenizer.encode("<|im_end|><|endoftext|>")
+    assert smollm2_tokenizer.stop_tokens == set(ends)

@@ -92,6 +92,9 @@ def test_damaged_config_is_named(whole, tmp_path):
     (folder / "config.json").write_text('{"model_type": "qw')
     with pytest.raises(UserError, match=r"config\.json is not valid JSON"):
         HFFolder(folder)
+    (folder / "config.json").write_text("[1, 2]")
+    with pytest.raises(UserError, match=r"config\.json holds no JSON object"):
+        HFFolder(folder)
 
 
 def test_first_tensor_is_named_when_there_are_no_weights(tmp_path):

@@ -1,0 +1,53 @@
+import threading
+from pathlib import Path
+
+from jkvq.support.atomic_folder import drafted, reading
+
+
+def write(folder: Path, text: str) -> None:
+    with drafted(folder, replace=True) as draft:
+        (draft / "one").write_text(text)
+        (draft / "two").write_text(text)
+
+
+def test_a_reader_finds_one_whole_folder_while_another_replaces_it(tmp_path):
+    folder, done = tmp_path / "kept", threading.Event()
+    write(folder, "0")
+
+    def replace():
+        for version in range(1, 100):
+            write(folder, str(version))
+        done.set()
+
+    writer = threading.Thread(target=replace)
+    writer.start()
+    seen = set()
+    try:
+        while not done.is_set():
+            with reading(folder):  # FileNotFoundError without it
+                first, second = ((folder / name).read_text() for name in ("one", "two"))
+            assert first == second
+            seen.add(first)
+            done.wait(0.001)  # lets the writer in
+    finally:
+        writer.join()
+    assert len(seen) > 10
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".kept.lock", "kept"]
+    assert sorted(path.name for path in folder.iterdir()) == ["one", "two"]
+
+
+def test_reading_locks_nothing_that_is_never_replaced(tmp_path):
+    with drafted(tmp_path / "once") as draft:
+        (draft / "one").write_text("1")
+    with reading(tmp_path / "once"):
+        assert (tmp_path / "once" / "one").read_text() == "1"
+    assert [path.name for path in tmp_path.iterdir()] == ["once"]
+
+
+def test_reading_goes_on_when_the_lock_cannot_be_opened(tmp_path):
+    write(tmp_path / "kept", "1")
+    lock = tmp_path / ".kept.lock"
+    lock.unlink()
+    lock.mkdir()  # no user can open it for writing, not even root
+    with reading(tmp_path / "kept"):
+        assert (tmp_path / "kept" / "one").read_text() == "1"
