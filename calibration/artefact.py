@@ -20,7 +20,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from jkvq.cache.calibrated import Calibration, SideCalibration, methods_for
+from jkvq.cache.calibrated import Calibration, SideCalibration, Transform, methods_for
 from jkvq.cache.spec import CacheSpec
 from jkvq.calibration.solve import Solution, Spectra
 from jkvq.models.formats.catalog import CATALOG, cache_folder
@@ -28,7 +28,7 @@ from jkvq.support.atomic_folder import drafted
 from jkvq.support.errors import UserError
 
 MANIFEST = "manifest.json"
-_FORMAT = 4
+_FORMAT = 5
 
 
 @dataclass(frozen=True)
@@ -168,9 +168,7 @@ def load_artefact(folder: str | Path) -> Artefact:
             f"{folder} is damaged (its arrays are not those it was made with); calibrate again"
         )
     key, value, seen = (arrays.get(name, {}) for name in ("key", "value", "seen"))
-    calibration = Calibration(
-        SideCalibration(**key), SideCalibration(**value), manifest.method, manifest.weights
-    )
+    calibration = Calibration(_side(key), _side(value), manifest.method, manifest.weights)
     return Artefact(
         calibration,
         manifest,
@@ -193,7 +191,20 @@ def _arrays(artefact: Artefact) -> Arrays:
 
 
 def _present(part) -> Arrays:
-    return {name: array for name, array in vars(part).items() if array is not None}
+    """The arrays of a dataclass, and of those in it, that are not None."""
+    return {
+        name: _present(x) if dataclasses.is_dataclass(x) else x
+        for name, x in vars(part).items()
+        if x is not None
+    }
+
+
+def _side(arrays: Arrays) -> SideCalibration:
+    """The side whose arrays are present."""
+    transforms = {
+        name: Transform(**arrays.get(name, {})) for name in ("all_tokens", "past_windows")
+    }
+    return SideCalibration(**arrays | transforms)
 
 
 def _without_empty(tree: Arrays) -> Arrays:

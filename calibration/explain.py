@@ -35,8 +35,9 @@ def explain(artefact: Artefact) -> list[str]:
 
 def _explain_side(side: SideCalibration, spectra: Spectra) -> list[str]:
     lines = []
-    if side.mean is not None:
-        per_layer = np.linalg.norm(side.mean, axis=-1).mean(-1)
+    mean = side.all_tokens.mean
+    if mean is not None:
+        per_layer = np.linalg.norm(mean, axis=-1).mean(-1)
         lines.append(
             f"means of norm {per_layer.min():.3g} (layer {per_layer.argmin()}) to "
             f"{per_layer.max():.3g} (layer {per_layer.argmax()})."

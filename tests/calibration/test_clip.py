@@ -21,9 +21,9 @@ def test_chosen_clips_err_least(tiny, tmp_path):
     tokens = tiny.tokenizer.hf.encode(TEXT.text, add_special_tokens=False)
     for index, layer in enumerate(layers_of(tiny.params, tokens)):
         for side, error in ((calibration.key, _key_error), (calibration.value, _value_error)):
-            assert side.rotation is not None
+            assert side.all_tokens.rotation is not None
             assert side.clip is not None
-            R = side.rotation[index].astype(np.float64)
+            R = side.all_tokens.rotation[index].astype(np.float64)
             errors = [error(layer, R, clip) for clip in GRID]
             chosen = GRID[int(np.abs(np.array(GRID) - side.clip[index]).argmin())]
             # Codes on a tie may fall otherwise in float32.
