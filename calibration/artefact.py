@@ -1,7 +1,7 @@
 """Artefacts: a calibration in a folder, as Orbax arrays and a manifest that people can read.
 
-    manifest.json   model and fingerprint of its weights, method, options, corpus, tokens, versions,
-                    sha256 of the arrays
+    manifest.json   model and fingerprint of its weights, method, options, 16-bit windows, corpus,
+                    tokens, versions, sha256 of the arrays
     arrays/         key, value: the parts of `SideCalibration`; seen: what `jkvq inspect` draws
 
 An artefact is written beside its place and renamed: under its name it is whole or not there.
@@ -38,6 +38,7 @@ class Manifest:
     layers, kv_heads, head_dim: of the model.
     method: with the number of centroids for k-means.
     options: of the method, as far as they are not the default.
+    windows: sink, recent and page of the caches that `SideCalibration.past_windows` was made for.
     corpus, corpus_sha256: the text's name and hash.
     """
 
@@ -48,6 +49,7 @@ class Manifest:
     head_dim: int
     method: str
     options: dict[str, Any]
+    windows: dict[str, int]
     corpus: str
     corpus_sha256: str
     tokens: int

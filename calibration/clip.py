@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, Int
 from jkvq.cache.basis import Basis, SideBasis, make_basis
 from jkvq.cache.calibrated import Calibration
 from jkvq.cache.spec import CacheSpec, spec_text
-from jkvq.calibration.observe import causal, grouped, mixed, scores, windows
+from jkvq.calibration.observe import causal, grouped, mixed, scores, sequences
 from jkvq.calibration.solve import Options
 from jkvq.models.config import ModelConfig
 from jkvq.models.decoder import Params, run
@@ -43,7 +43,7 @@ def choose_clips(
     basis = make_basis(spec, config.cache_shape, calibration, config.rope_frequency)
     errors = np.zeros((2, config.layers, len(GRID)))
     with count_bar("Choosing clip ratios", len(tokens)) as bar:
-        for chunk, count in windows(tokens, options.window):
+        for chunk, count in sequences(tokens, options.window):
             errors += np.asarray(_errors(config, params, basis, spec, chunk, count), np.float64)
             bar.advance(int(count))
     key, value = np.asarray(GRID, np.float32)[errors.argmin(-1)]

@@ -15,6 +15,7 @@ def explain(artefact: Artefact) -> list[str]:
         name for name, preset in PRESETS.items() if manifest.method in methods_for(preset.spec)
     ]
     changed = ", ".join(f"{name}={value}" for name, value in manifest.options.items())
+    sink, recent, page = (manifest.windows[name] for name in ("sink", "recent", "page"))
     lines = [
         f"Calibration of {manifest.model} (weights {manifest.weights[:12]}; {manifest.layers} "
         f"layers, {manifest.kv_heads} KV heads of {manifest.head_dim}) by method {manifest.method}"
@@ -23,6 +24,8 @@ def explain(artefact: Artefact) -> list[str]:
         f"{manifest.corpus_sha256[:12]}) with "
         + ", ".join(f"{name} {number}" for name, number in manifest.versions.items())
         + ".",
+        f"Caches with 16-bit windows: made for the first {sink} and the {recent} most recent "
+        f"tokens, and pages of {page}.",
         f"Serves {', '.join(serves)}." if serves else "Serves any cache with center=true.",
     ]
     for name, side, spectra in (

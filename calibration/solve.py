@@ -12,7 +12,8 @@ from jkvq.cache.fixed_rotations import hadamard
 from jkvq.calibration import rotations
 from jkvq.calibration.allocation import SCORES, allocations
 from jkvq.calibration.centroids import kmeans
-from jkvq.calibration.observe import WINDOW, Captured, Moments
+from jkvq.calibration.moments import Captured, Moments
+from jkvq.calibration.observe import WINDOW
 from jkvq.models.config import ModelConfig
 from jkvq.models.decoder import Params
 from jkvq.support.errors import UserError, nearest

@@ -18,7 +18,7 @@ from jkvq.calibration.artefact import (
     save_artefact,
 )
 from jkvq.calibration.clip import choose_clips, require_clipping
-from jkvq.calibration.observe import observe
+from jkvq.calibration.observe import WINDOWS, observe
 from jkvq.calibration.prose import default_text
 from jkvq.calibration.solve import (
     Options,
@@ -127,7 +127,11 @@ def _made(llm: LLM, method: str, chosen: Options, corpus: Corpus | None, tokens:
         ids = first_tokens(llm, corpus.text, tokens)
     reading = llm.config, llm.params, ids
     moments, captured = observe(
-        *reading, window=chosen.window, context=context, capture=method == "kmeans"
+        *reading,
+        window=chosen.window,
+        context=context,
+        windows=WINDOWS,
+        capture=method == "kmeans",
     )
     projected = output_projections(llm.config, llm.params)
     solution = solve(method, chosen, moments, captured, projected)
@@ -188,6 +192,7 @@ def _manifest(llm: LLM, label: str, options: Options, corpus: Corpus, tokens: in
         **shape._asdict(),
         method=label,
         options=changed,
+        windows=dataclasses.asdict(WINDOWS),
         corpus=corpus.name,
         corpus_sha256=hashlib.sha256(corpus.text.encode()).hexdigest(),
         tokens=tokens,

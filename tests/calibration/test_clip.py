@@ -31,7 +31,7 @@ def test_chosen_clips_err_least(tiny, tmp_path):
 
 
 def test_a_cache_that_does_not_clip_is_refused_before_the_text_is_read(tiny, tmp_path, monkeypatch):
-    monkeypatch.setattr("jkvq.calibration.observe._observe_window", None)
+    monkeypatch.setattr("jkvq.calibration.observe._observe_sequence", None)
     with pytest.raises(jkvq.UserError, match="clip_for=int4: this cache does not clip"):
         jkvq.calibrate(tiny, text=TEXT, tokens=80, out=tmp_path / "out", clip_for="int4")
     assert not (tmp_path / "out").exists()
