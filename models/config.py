@@ -57,6 +57,11 @@ class ModelConfig:
         return frequency.astype(np.float32)
 
     @property
+    def attention_scale(self) -> float:
+        """What q . k is multiplied by before the softmax."""
+        return self.head_dim**-0.5
+
+    @property
     def cache_shape(self) -> CacheShape:
         return CacheShape(self.layers, self.kv_heads, self.head_dim)
 

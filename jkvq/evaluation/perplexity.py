@@ -318,7 +318,7 @@ def _reconstructed_step(
             for old, new in zip(held, (new_k, new_v), strict=True)
         )
         out = attend_reconstructed(
-            kept.layer(layer), q[0], k[layer], v[layer], position, scale=config.head_dim**-0.5
+            kept.layer(layer), q[0], k[layer], v[layer], position, scale=config.attention_scale
         )
         return out[None].astype(q.dtype), (k, v)
 
