@@ -45,7 +45,7 @@ def choose_clips(
     errors = np.zeros((2, config.layers, len(GRID)))
     with count_bar("Choosing clip ratios", len(tokens)) as bar:
         for chunk, count in sequences(tokens, options.window):
-            errors += np.asarray(_errors(config, params, basis, spec, chunk, count), np.float64)
+            errors += np.asarray(clip_errors(config, params, basis, spec, chunk, count), np.float64)
             bar.advance(int(count))
     key, value = np.asarray(GRID, np.float32)[errors.argmin(-1)]
     return dataclasses.replace(
@@ -56,7 +56,7 @@ def choose_clips(
 
 
 @functools.partial(jax.jit, static_argnames=("config", "spec"))
-def _errors(
+def clip_errors(
     config: ModelConfig,
     params: Params,
     basis: Basis,
@@ -68,8 +68,7 @@ def _errors(
     position = jnp.arange(tokens.shape[1], dtype=jnp.int32)
     real = position < count
     visible, middle = causal(real), spec.middle(position)[None]
-    exact = position[None] < spec.sink
-    exact |= position[None] > position[:, None] - spec.recent  # what the windows hold
+    packed = spec.reads_packed(position[:, None], position[None])[None, None]
 
     def measuring(layer, q, k, v, found):
         rotated, scale = basis.key.turn(q, layer)[0], config.attention_scale
@@ -81,14 +80,13 @@ def _errors(
 
         def key_error(clip):
             coded = scale * products(rotated, _coded(basis.key, layer, clip, k_in) + mean)
-            weights, _ = softmax(jnp.where(exact[None, None], logits, coded), visible)
+            weights, _ = softmax(jnp.where(packed, coded, logits), visible)
             return _squared(weighted_sum(weights, v[0]) - out, real)
 
         def value_error(clip):
             lost = _coded(basis.value, layer, clip, v_in) - v_in
             lost = basis.value.leave(lost[None], layer)[0]
-            packed = jnp.where(exact[None, None], 0.0, S)
-            return _squared(weighted_sum(packed, lost), real)
+            return _squared(weighted_sum(jnp.where(packed, S, 0.0), lost), real)
 
         grid = jnp.asarray(GRID, jnp.float32)
         errors = jnp.stack([jax.lax.map(error, grid) for error in (key_error, value_error)])

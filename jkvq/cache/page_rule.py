@@ -26,6 +26,11 @@ class PageRule:
         over = length - self.sink - self.recent
         return (over + abs(over)) >> 1 & -self.page  # whole pages, and at least 0
 
+    def reads_packed(self, position, token):
+        """Whether a query at ``position`` reads ``token``, one up to its own, packed."""
+        behind = token - self.sink
+        return (behind >= 0) & (behind < self.packed(position + 1))
+
     def page_number(self, position):
         """Of tokens: packed ones' pages from 0 on, the sink's below."""
         return (position - self.sink) // self.page

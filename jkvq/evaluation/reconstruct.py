@@ -68,9 +68,8 @@ class TokenWiseLayer:
         return self._through(k, v, self._held)
 
     def reads_coded(self, position, tokens):
-        index = jnp.arange(tokens)[None] - self.spec.sink
-        coded = (index >= 0) & (index < self.spec.packed(position + 1)[:, None])
-        return coded, coded
+        packed = self.spec.reads_packed(position[:, None], jnp.arange(tokens)[None])
+        return packed, packed
 
     def _through(self, k, v, change):
         """Keys and values taken to the basis of the cache, changed there, and taken back."""
