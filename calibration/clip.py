@@ -39,14 +39,15 @@ def choose_clips(
     spec: CacheSpec,
     calibration: Calibration,
     options: Options,
+    leading: int = 0,
 ) -> Calibration:
-    """The calibration with the clip ratios that serve a spec best."""
+    """The calibration with the clip ratios that serve a spec best; ``leading`` as in `observe`."""
     basis = make_basis(spec, config.cache_shape, calibration, config.rope_frequency)
     errors = np.zeros((2, config.layers, len(GRID)))
     with count_bar("Choosing clip ratios", len(tokens)) as bar:
-        for chunk, count in sequences(tokens, options.window):
+        for index, (chunk, count) in enumerate(sequences(tokens, options.window, leading)):
             errors += np.asarray(clip_errors(config, params, basis, spec, chunk, count), np.float64)
-            bar.advance(int(count))
+            bar.advance(int(count) - (leading if index else 0))
     key, value = np.asarray(GRID, np.float32)[errors.argmin(-1)]
     return dataclasses.replace(
         calibration,

@@ -12,7 +12,7 @@ context, but for a window's first ones, which are a sequence's first wherever it
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import jax
@@ -42,6 +42,7 @@ def observe(
     window: int = WINDOW,
     context: int,
     windows: Windows = WINDOWS,
+    leading: int = 0,
     capture: bool = False,
 ) -> tuple[Moments, Captured | None]:
     """The moments, in float64, of a text that is cut into windows; keys and values if asked for.
@@ -52,11 +53,12 @@ def observe(
         window: how many tokens see each other.
         context: how many positions tokens are placed over.
         windows: of the caches to serve.
+        leading: how many of the first tokens begin every window; see ``sequences``.
         capture: whether to give back keys and values, where they stand in their windows.
     """
-    total, kept = None, []
+    total, kept, count_all = None, [], 0
     with count_bar("Reading the text", len(tokens)) as bar:
-        for index, (chunk, count) in enumerate(sequences(tokens, window)):
+        for index, (chunk, count) in enumerate(sequences(tokens, window, leading)):
             stand = jnp.asarray(place_tokens(index, chunk.shape[1], context, windows.sink))
             sums, activations = _observe_sequence(
                 config, params, windows, chunk, count, stand, capture=capture
@@ -68,8 +70,9 @@ def observe(
             sums = dataclasses.replace(sums, read=read, packed=packed)
             total = sums if total is None else jax.tree.map(np.add, total, sums)
             kept.append([np.asarray(x)[:, : int(count)] for x in activations])
-            bar.advance(int(count))
-    moments = jax.tree.map(lambda x: x / len(tokens), total)
+            count_all += int(count)
+            bar.advance(int(count) - (leading if index else 0))
+    moments = jax.tree.map(lambda x: x / count_all, total)
     if not capture:
         return moments, None
     return moments, Captured(*(np.concatenate(side, axis=1) for side in zip(*kept, strict=True)))
@@ -83,11 +86,18 @@ def place_tokens(index: int, width: int, context: int, first: int) -> Int[np.nda
     return np.where(position < first, position, anywhere).astype(np.int32)
 
 
-def sequences(tokens: Sequence[int], window: int):
-    """The windows of a text as ([1, T] tokens, how many are real), all of one T."""
+def sequences(
+    tokens: Sequence[int], window: int, leading: int = 0
+) -> Iterator[tuple[Int[Array, "1 T"], Int[Array, ""]]]:
+    """The windows of a text as (tokens, how many are real), all of one T.
+
+    Every one is a sequence of its own, and begins as the sequences that a cache serves do: with the
+    ``leading`` first tokens, BOS where the model's prompts have it. Later ones hold the less of
+    the text.
+    """
     width = min(window, len(tokens))
-    for start in range(0, len(tokens), width):
-        part = tokens[start : start + width]
+    for start in range(leading, len(tokens), width - leading):
+        part = [*tokens[:leading], *tokens[start : start + width - leading]]
         padded = np.zeros((1, width), np.int32)
         padded[0, : len(part)] = part
         yield jnp.asarray(padded), jnp.asarray(len(part), jnp.int32)

@@ -28,7 +28,7 @@ from jkvq.calibration.solve import (
     solve,
 )
 from jkvq.engine.generate import generate
-from jkvq.evaluation.perplexity import first_tokens, read_text
+from jkvq.evaluation.corpus import first_tokens, leading_tokens, read_text
 from jkvq.llm import LLM, load_plain, missing_calibration, require_unfolded
 from jkvq.models.fingerprint import fingerprint
 from jkvq.support.errors import UserError, nearest
@@ -125,18 +125,19 @@ def _made(llm: LLM, method: str, chosen: Options, corpus: Corpus | None, tokens:
         corpus, ids = _self_written(llm, tokens)
     else:
         ids = first_tokens(llm, corpus.text, tokens)
-    reading = llm.config, llm.params, ids
+    reading, leading = (llm.config, llm.params, ids), len(leading_tokens(llm.tokenizer))
     moments, captured = observe(
         *reading,
         window=chosen.window,
         context=context,
         windows=WINDOWS,
+        leading=leading,
         capture=method == "kmeans",
     )
     projected = output_projections(llm.config, llm.params)
     solution = solve(method, chosen, moments, captured, projected)
     if clipped is not None:
-        found = choose_clips(*reading, clipped, solution.calibration, chosen)
+        found = choose_clips(*reading, clipped, solution.calibration, chosen, leading)
         solution = dataclasses.replace(solution, calibration=found)
     label = method_label(method, chosen)
     return make_artefact(solution, _manifest(llm, label, chosen, corpus, tokens))
@@ -163,7 +164,7 @@ def _self_written(llm: LLM, tokens: int) -> tuple[Corpus, list[int]]:
     """Text that the model writes from nothing but its first tokens, and its tokens."""
     each = min(-(-tokens // _SELF_SEQUENCES), llm.config.context - 64)
     starts = ["The", "In", "A", "When", "It", "On", "For", "This"]
-    ids: list[int] = []
+    ids = leading_tokens(llm.tokenizer)
     seed = 0
     while len(ids) < tokens:
         written = generate(

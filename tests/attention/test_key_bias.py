@@ -10,7 +10,9 @@ import pytest
 import jkvq
 from jkvq.cache.calibrated import Calibration, SideCalibration, Transform
 from jkvq.calibration.observe import observe
-from jkvq.evaluation.perplexity import Cached, compare, first_tokens, perplexity, read_text
+from jkvq.evaluation.corpus import first_tokens, read_text
+from jkvq.evaluation.perplexity import compare, perplexity
+from jkvq.evaluation.subjects import Cached
 from jkvq.loading.calibrate import Corpus
 from jkvq.models.decoder import run
 from jkvq.models.formats.catalog import cached_file
