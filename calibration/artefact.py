@@ -1,7 +1,7 @@
 """Artefacts: a calibration in a folder, as Orbax arrays and a manifest that people can read.
 
-    manifest.json   model and fingerprint of its weights, method, options, corpus, tokens, versions,
-                    sha256 of the arrays
+    manifest.json   model and fingerprint of its weights, method, options, 16-bit windows, corpus,
+                    tokens, versions, sha256 of the arrays
     arrays/         key, value: the parts of `SideCalibration`; seen: what `jkvq inspect` draws
 
 An artefact is written beside its place and renamed: under its name it is whole or not there.
@@ -19,7 +19,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jkvq.cache.calibrated import Calibration, SideCalibration, methods_for
+from jkvq.cache.calibrated import Calibration, SideCalibration, Transform, methods_for
 from jkvq.cache.spec import CacheSpec
 from jkvq.calibration.solve import Solution, Spectra
 from jkvq.models.formats.catalog import CATALOG
@@ -28,7 +28,7 @@ from jkvq.support.errors import UserError
 from jkvq.support.user_cache import cache_folder
 
 MANIFEST = "manifest.json"
-_FORMAT = 4
+_FORMAT = 5
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,7 @@ class Manifest:
     layers, kv_heads, head_dim: of the model.
     method: with the number of centroids for k-means.
     options: of the method, as far as they are not the default.
+    windows: sink, recent and page of the caches that `SideCalibration.past_windows` was made for.
     corpus, corpus_sha256: the text's name and hash.
     """
 
@@ -48,6 +49,7 @@ class Manifest:
     head_dim: int
     method: str
     options: dict[str, Any]
+    windows: dict[str, int]
     corpus: str
     corpus_sha256: str
     tokens: int
@@ -175,9 +177,7 @@ def _load(folder: Path) -> Artefact:
             f"{folder} is damaged (its arrays are not those it was made with); calibrate again"
         )
     key, value, seen = (arrays.get(name, {}) for name in ("key", "value", "seen"))
-    calibration = Calibration(
-        SideCalibration(**key), SideCalibration(**value), manifest.method, manifest.weights
-    )
+    calibration = Calibration(_side(key), _side(value), manifest.method, manifest.weights)
     return Artefact(
         calibration,
         manifest,
@@ -200,7 +200,20 @@ def _arrays(artefact: Artefact) -> Arrays:
 
 
 def _present(part) -> Arrays:
-    return {name: array for name, array in vars(part).items() if array is not None}
+    """The arrays of a dataclass, and of those in it, that are not None."""
+    return {
+        name: _present(x) if dataclasses.is_dataclass(x) else x
+        for name, x in vars(part).items()
+        if x is not None
+    }
+
+
+def _side(arrays: Arrays) -> SideCalibration:
+    """The side whose arrays are present."""
+    transforms = {
+        name: Transform(**arrays.get(name, {})) for name in ("all_tokens", "past_windows")
+    }
+    return SideCalibration(**arrays | transforms)
 
 
 def _without_empty(tree: Arrays) -> Arrays:

@@ -16,10 +16,11 @@ from jkvq.cache.basis import Basis, SideBasis, make_basis
 from jkvq.cache.calibrated import Calibration
 from jkvq.cache.shape import CacheShape
 from jkvq.cache.spec import CacheSpec, spec_text
-from jkvq.calibration.observe import causal, grouped, mixed, scores, windows
+from jkvq.calibration.observe import causal, sequences
 from jkvq.calibration.solve import Options
 from jkvq.models.config import ModelConfig
 from jkvq.models.decoder import Params, run
+from jkvq.pallas_kernels.reference.dense_attention import products, softmax, weighted_sum
 from jkvq.support.errors import UserError
 from jkvq.support.progress import count_bar
 
@@ -39,14 +40,15 @@ def choose_clips(
     spec: CacheSpec,
     calibration: Calibration,
     options: Options,
+    leading: int = 0,
 ) -> Calibration:
-    """The calibration with the clip ratios that serve a spec best."""
+    """The calibration with the clip ratios that serve a spec best; ``leading`` as in `observe`."""
     basis = make_basis(spec, CacheShape.of(config), calibration, config.rope_frequency)
     errors = np.zeros((2, config.layers, len(GRID)))
     with count_bar("Choosing clip ratios", len(tokens)) as bar:
-        for chunk, count in windows(tokens, options.window):
-            errors += np.asarray(_errors(config, params, basis, spec, chunk, count), np.float64)
-            bar.advance(int(count))
+        for index, (chunk, count) in enumerate(sequences(tokens, options.window, leading)):
+            errors += np.asarray(clip_errors(config, params, basis, spec, chunk, count), np.float64)
+            bar.advance(int(count) - (leading if index else 0))
     key, value = np.asarray(GRID, np.float32)[errors.argmin(-1)]
     return dataclasses.replace(
         calibration,
@@ -56,7 +58,7 @@ def choose_clips(
 
 
 @functools.partial(jax.jit, static_argnames=("config", "spec"))
-def _errors(
+def clip_errors(
     config: ModelConfig,
     params: Params,
     basis: Basis,
@@ -68,39 +70,29 @@ def _errors(
     position = jnp.arange(tokens.shape[1], dtype=jnp.int32)
     real = position < count
     visible, at = causal(real), basis.key.angles(spec.middle(position)[None])
-    exact = position[None] < spec.sink
-    exact |= position[None] > position[:, None] - spec.recent  # what the windows hold
+    packed = spec.reads_packed(position[:, None], position[None])[None, None]
 
     def measuring(layer, q, k, v, found):
-        shape, K = q.shape, k.shape[2]
-        turned = grouped(basis.key.rotate_queries(q, layer), K)
-        plain_k, plain_v = (x[0].astype(jnp.float32) for x in (k, v))
-        S = scores(grouped(q, K), plain_k, visible)
-        out = mixed(S, plain_v)
+        rotated, scale = basis.key.rotate_queries(q, layer)[0], config.attention_scale
+        logits = scale * products(q[0], k[0])
+        S, _ = softmax(logits, visible)
+        out = weighted_sum(S, v[0])
         k_in, v_in = basis.key.enter(k, layer, at)[0], basis.value.enter(v, layer, None)[0]
         mean = 0.0 if basis.key.mean is None else basis.key.entered_mean(layer, at)[0]
 
         def key_error(clip):
-            coded = _coded(basis.key, layer, clip, k_in)
-            scale = shape[-1] ** -0.5
-            products = (
-                jnp.einsum("tkgh,skh->kgts", turned, x + mean, precision="highest") * scale
-                for x in (k_in, coded)
-            )
-            blended = jnp.where(exact[None, None], *products)
-            weights = jax.nn.softmax(jnp.where(visible[None, None], blended, -jnp.inf), axis=-1)
-            lossy = mixed(weights, plain_v)
-            return _squared(lossy - out, real)
+            coded = scale * products(rotated, _coded(basis.key, layer, clip, k_in) + mean)
+            weights, _ = softmax(jnp.where(packed, coded, logits), visible)
+            return _squared(weighted_sum(weights, v[0]) - out, real)
 
         def value_error(clip):
             lost = _coded(basis.value, layer, clip, v_in) - v_in
             lost = basis.value.leave(lost[None], layer)[0]
-            packed = jnp.where(exact[None, None], 0.0, S)
-            return _squared(mixed(packed, lost), real)
+            return _squared(weighted_sum(jnp.where(packed, S, 0.0), lost), real)
 
         grid = jnp.asarray(GRID, jnp.float32)
         errors = jnp.stack([jax.lax.map(error, grid) for error in (key_error, value_error)])
-        return out.reshape(shape).astype(q.dtype), (*found, errors)
+        return out[None].astype(q.dtype), (*found, errors)
 
     _, found = run(config, params, tokens, position[None], measuring, ())
     return jnp.stack(found, axis=1)
@@ -112,5 +104,5 @@ def _coded(side: SideBasis, layer: int, clip, x: Float[Array, "T K H"]) -> Float
     return codec.decode(codec.encode(x[None]), jnp.ones((1, len(x)), bool))[0]
 
 
-def _squared(x: Float[Array, "T K G H"], real) -> Float[Array, ""]:
-    return jnp.where(real[:, None, None, None], x * x, 0.0).sum()
+def _squared(x: Float[Array, "T N H"], real) -> Float[Array, ""]:
+    return jnp.where(real[:, None, None], x * x, 0.0).sum()

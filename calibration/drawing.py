@@ -104,8 +104,9 @@ def _widths(artefact: Artefact) -> list[list[_Panel]]:
 
 def _means(artefact: Artefact) -> list[list[_Panel]]:
     calibration = artefact.calibration
-    sides = (("keys", calibration.key.mean), ("values", calibration.value.mean))
-    return [[_Panel(f"{name}: mean", _by_head(x), "channel") for name, x in sides if x is not None]]
+    sides = (("keys", calibration.key), ("values", calibration.value))
+    means = ((name, side.all_tokens.mean) for name, side in sides)
+    return [[_Panel(f"{name}: mean", _by_head(x), "channel") for name, x in means if x is not None]]
 
 
 def _by_head(x: np.ndarray) -> np.ndarray:

@@ -15,6 +15,7 @@ def explain(artefact: Artefact) -> list[str]:
         name for name, preset in PRESETS.items() if manifest.method in methods_for(preset.spec)
     ]
     changed = ", ".join(f"{name}={value}" for name, value in manifest.options.items())
+    sink, recent, page = (manifest.windows[name] for name in ("sink", "recent", "page"))
     lines = [
         f"Calibration of {manifest.model} (weights {manifest.weights[:12]}; {manifest.layers} "
         f"layers, {manifest.kv_heads} KV heads of {manifest.head_dim}) by method {manifest.method}"
@@ -23,6 +24,8 @@ def explain(artefact: Artefact) -> list[str]:
         f"{manifest.corpus_sha256[:12]}) with "
         + ", ".join(f"{name} {number}" for name, number in manifest.versions.items())
         + ".",
+        f"Caches with 16-bit windows: made for the first {sink} and the {recent} most recent "
+        f"tokens, and pages of {page}.",
         f"Serves {', '.join(serves)}." if serves else "Serves any cache with center=true.",
     ]
     for name, side, spectra in (
@@ -35,8 +38,9 @@ def explain(artefact: Artefact) -> list[str]:
 
 def _explain_side(side: SideCalibration, spectra: Spectra) -> list[str]:
     lines = []
-    if side.mean is not None:
-        per_layer = np.linalg.norm(side.mean, axis=-1).mean(-1)
+    mean = side.all_tokens.mean
+    if mean is not None:
+        per_layer = np.linalg.norm(mean, axis=-1).mean(-1)
         lines.append(
             f"means of norm {per_layer.min():.3g} (layer {per_layer.argmin()}) to "
             f"{per_layer.max():.3g} (layer {per_layer.argmax()})."

@@ -6,136 +6,32 @@ captured.
 
 A window is short beside the context that a cache serves, and slow rotary pairs have hardly turned
 at its end: keys from later on lie elsewhere. Scores depend on distances alone, so a token's queries
-and keys count as if it stood elsewhere with all that it sees: tokens are spread evenly over the
+and keys count as if it stood elsewhere with all that it sees: tokens are placed evenly over the
 context, but for a window's first ones, which are a sequence's first wherever it ends.
-
-Keys are stored about a mean that stands in the middle of their page (basis.py): their second
-moments keep the angles of these middles beside them, and can be taken about any such mean later.
 """
 
 import dataclasses
 import functools
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from jkvq.cache.spec import PRESETS
+from jkvq.cache.page_rule import Windows
+from jkvq.calibration.moments import Captured, Moments, Read
 from jkvq.models.config import ModelConfig
 from jkvq.models.decoder import Params, rotary_angles, run
+from jkvq.pallas_kernels.reference.dense_attention import products, softmax, weighted_sum
 from jkvq.pallas_kernels.rotary import rotate
 from jkvq.support.progress import count_bar
 
 WINDOW = 2048  # tokens
-WINDOWED = PRESETS["jkvq-int2"].spec
+# Of most caches that are calibrated: tokens that left them have moments of their own.
+WINDOWS = Windows(sink=64, recent=256, page=64)
 _GOLDEN = (5**0.5 - 1) / 2  # multiples of it, without their whole parts, leave no gaps
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class Read:
-    """Means as in ``Moments``, weighted by scores: q's by those it gives, k's and v's received."""
-
-    qq: Float[Any, "L K H H"]
-    kk: Float[Any, "L K 2H 2H"]  # of (k, cos, sin), the angles those of the middle of k's page
-    vv: Float[Any, "L K H+1 H+1"]  # of (v, 1)
-
-    @property
-    def weight(self) -> Float[Any, "L K"]:
-        """The scores that a query gives."""
-        return self.vv[..., -1, -1]
-
-    @property
-    def k_mean(self) -> Float[Any, "L K H"]:
-        """Of keys, as if the middles of their pages stood at 0."""
-        H = self.qq.shape[-1]
-        by_cos, by_sin = np.split(self.kk[..., :H, H:], 2, axis=-1)
-        (a, c), (b, d) = (
-            (np.diagonal(half, axis1=-2, axis2=-1) for half in np.split(x, 2, axis=-2))
-            for x in (by_cos, by_sin)
-        )
-        return np.concatenate([a + d, c - b], axis=-1) / self.weight[..., None]
-
-    @property
-    def v_mean(self) -> Float[Any, "L K H"]:
-        return self.vv[..., :-1, -1] / self.weight[..., None]
-
-    @property
-    def k_covariance(self) -> Float[Any, "L K H H"]:
-        """Of keys about their mean, which stands in the middle of their pages."""
-        H = self.qq.shape[-1]
-        return _moved(self.kk, -_turns(self.k_mean))[..., :H, :H]
-
-    @property
-    def v_covariance(self) -> Float[Any, "L K H H"]:
-        return _moved(self.vv, -self.v_mean[..., None])[..., :-1, :-1]
-
-    def moved(self, k: Float[Any, "L K H"], v: Float[Any, "L K H"]) -> "Read":
-        """These where values are larger by v, and keys by k in the middle of their pages."""
-        return Read(self.qq, _moved(self.kk, _turns(k)), _moved(self.vv, v[..., None]))
-
-
-def _turns(mean: Float[np.ndarray, "*n H"]) -> Float[np.ndarray, "*n H H"]:
-    """The matrix that takes (cos, sin) of an angle for each pair to the mean turned by them."""
-    a, b = (x[..., None] * np.eye(x.shape[-1]) for x in np.split(mean, 2, axis=-1))
-    return np.concatenate([np.concatenate([a, -b], -1), np.concatenate([b, a], -1)], axis=-2)
-
-
-def _moved(second: Float[np.ndarray, "*n I I"], by: Float[np.ndarray, "*n H J"]):
-    """The second moment of (x + by f, f) from that of (x, f), where I = H + J."""
-    H, I = by.shape[-2], second.shape[-1]
-    change = np.zeros((*by.shape[:-2], I, I)) + np.eye(I)
-    change[..., :H, H:] = by
-    return change @ second @ change.swapaxes(-1, -2)
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class Moments:
-    """Means over tokens, and over the query heads of a KV head where there are queries.
-
-    Queries and keys are those of tokens spread over the context. S are the causal softmax scores of
-    a window.
-    """
-
-    qq: Float[Any, "L K H H"]  # C_Q: q^T q
-    sq: Float[Any, "L K H H"]  # C_SQ: (S^T q)^T (S^T q), the queries as a key receives them
-    kk: Float[Any, "L K H H"]  # k^T k
-    vv: Float[Any, "L K H H"]  # v^T v
-    output: Float[Any, "L K H H"]  # C_S: (S v)^T (S v)
-    k_mean: Float[Any, "L K H"]
-    k_mean_before_rope: Float[Any, "L K H"]
-    k_mean_in_page: Float[Any, "L K H"]  # as if the middles of their pages stood at 0
-    v_mean: Float[Any, "L K H"]
-    output_mean: Float[Any, "L K H"]
-    read: Read  # weighted by S
-    packed: Read  # weighted by S where the token would have left the windows of ``WINDOWED``
-
-    @property
-    def q_energy(self) -> Float[Any, "L K H/2"]:
-        """E |q_i|^2 of each rotary block i, the channels i and i + H/2."""
-        return _block_energy(self.qq)
-
-    @property
-    def k_energy(self) -> Float[Any, "L K H/2"]:
-        """E |k_i|^2 of each rotary block."""
-        return _block_energy(self.kk)
-
-
-def _block_energy(second: np.ndarray) -> np.ndarray:
-    first, last = np.split(np.diagonal(second, axis1=-2, axis2=-1), 2, axis=-1)
-    return first + last
-
-
-class Captured(NamedTuple):
-    """Keys and values of a whole text."""
-
-    key: Float[np.ndarray, "L T K H"]
-    value: Float[np.ndarray, "L T K H"]
 
 
 def observe(
@@ -145,6 +41,8 @@ def observe(
     *,
     window: int = WINDOW,
     context: int,
+    windows: Windows = WINDOWS,
+    leading: int = 0,
     capture: bool = False,
 ) -> tuple[Moments, Captured | None]:
     """The moments, in float64, of a text that is cut into windows; keys and values if asked for.
@@ -153,15 +51,17 @@ def observe(
         config, params: the model.
         tokens: the text.
         window: how many tokens see each other.
-        context: how many positions tokens are spread over.
+        context: how many positions tokens are placed over.
+        windows: of the caches to serve.
+        leading: how many of the first tokens begin every window; see ``sequences``.
         capture: whether to give back keys and values, where they stand in their windows.
     """
-    total, kept = None, []
+    total, kept, count_all = None, [], 0
     with count_bar("Reading the text", len(tokens)) as bar:
-        for index, (chunk, count) in enumerate(windows(tokens, window)):
-            stand = jnp.asarray(spread(index, chunk.shape[1], context))
-            sums, activations = _observe_window(
-                config, params, chunk, count, stand, capture=capture
+        for index, (chunk, count) in enumerate(sequences(tokens, window, leading)):
+            stand = jnp.asarray(place_tokens(index, chunk.shape[1], context, windows.sink))
+            sums, activations = _observe_sequence(
+                config, params, windows, chunk, count, stand, capture=capture
             )
             sums = jax.tree.map(lambda x: np.asarray(x, np.float64), sums)
             # They were taken about the window's means, as float32 would lose the rest beside them.
@@ -170,26 +70,34 @@ def observe(
             sums = dataclasses.replace(sums, read=read, packed=packed)
             total = sums if total is None else jax.tree.map(np.add, total, sums)
             kept.append([np.asarray(x)[:, : int(count)] for x in activations])
-            bar.advance(int(count))
-    moments = jax.tree.map(lambda x: x / len(tokens), total)
+            count_all += int(count)
+            bar.advance(int(count) - (leading if index else 0))
+    moments = jax.tree.map(lambda x: x / count_all, total)
     if not capture:
         return moments, None
     return moments, Captured(*(np.concatenate(side, axis=1) for side in zip(*kept, strict=True)))
 
 
-def spread(index: int, width: int, context: int) -> Int[np.ndarray, " T"]:
-    """Where the tokens of a window of this width stand."""
-    position, first = np.arange(width), WINDOWED.sink
+def place_tokens(index: int, width: int, context: int, first: int) -> Int[np.ndarray, " T"]:
+    """Where the tokens of a window of this width stand, the ``first`` ones where they are."""
+    position = np.arange(width)
     turns = (index * width + position) * _GOLDEN % 1.0
     anywhere = first + np.floor(turns * max(context - first, 0))
     return np.where(position < first, position, anywhere).astype(np.int32)
 
 
-def windows(tokens: Sequence[int], window: int):
-    """The windows of a text as ([1, T] tokens, how many are real), all of one T."""
+def sequences(
+    tokens: Sequence[int], window: int, leading: int = 0
+) -> Iterator[tuple[Int[Array, "1 T"], Int[Array, ""]]]:
+    """The windows of a text as (tokens, how many are real), all of one T.
+
+    Every one is a sequence of its own, and begins as the sequences that a cache serves do: with the
+    ``leading`` first tokens, BOS where the model's prompts have it. Later ones hold the less of
+    the text.
+    """
     width = min(window, len(tokens))
-    for start in range(0, len(tokens), width):
-        part = tokens[start : start + width]
+    for start in range(leading, len(tokens), width - leading):
+        part = [*tokens[:leading], *tokens[start : start + width - leading]]
         padded = np.zeros((1, width), np.int32)
         padded[0, : len(part)] = part
         yield jnp.asarray(padded), jnp.asarray(len(part), jnp.int32)
@@ -200,34 +108,39 @@ def causal(real: Bool[Array, " T"]) -> Bool[Array, "T T"]:
     return jnp.tri(len(real), dtype=bool) & real[None]
 
 
-def scores(
-    q: Float[Array, "T K G H"], k: Float[Array, "T K H"], visible: Bool[Array, "T T"]
-) -> Float[Array, "K G T T"]:
-    """S: softmax of the scaled products over what is visible."""
-    T, K, G, H = q.shape
-    # The query heads of a KV head in one product: three times as fast on CPU as side by side.
-    rows = q.transpose(1, 2, 0, 3).reshape(K, G * T, H) * H**-0.5
-    logits = jnp.einsum("krh,skh->krs", rows, k, precision="highest").reshape(K, G, T, len(k))
-    return jax.nn.softmax(jnp.where(visible[None, None], logits, -jnp.inf), axis=-1)
+class _Places(NamedTuple):
+    """Of the tokens of a window: what all layers share."""
+
+    real: Bool[Array, " T"]
+    unrotate: tuple[Array, Array]  # (cos, sin) that take the rotary embedding off keys
+    away: tuple[Array, Array]  # (cos, sin) from their position to where they stand
+    in_page: tuple[Array, Array]  # (cos, sin) of the middle of the page that they stand in
+    page: Int[Array, " T"]  # by position; those of the sink have none
+    packed_pages: Int[Array, " T"]  # how many a query reads packed
+    number: Int[Array, " P"]  # of all pages
 
 
-def mixed(S: Float[Array, "K G T S"], v: Float[Array, "S K H"]) -> Float[Array, "T K G H"]:
-    """S v."""
-    K, G, T, _ = S.shape
-    rows = jnp.einsum("krs,skh->krh", S.reshape(K, G * T, -1), v, precision="highest")
-    return rows.reshape(K, G, T, -1).transpose(2, 0, 1, 3)
+def _places(config: ModelConfig, windows: Windows, count, stand: Int[Array, " T"]) -> _Places:
+    T = len(stand)
+    position = jnp.arange(T, dtype=jnp.int32)
+    cos, sin = rotary_angles(config, position[None])
+    middle_cos, middle_sin = rotary_angles(config, windows.middle(stand)[None])
+    return _Places(
+        real=position < count,
+        unrotate=(cos, -sin),
+        away=rotary_angles(config, (stand - position)[None]),
+        in_page=(middle_cos[0], middle_sin[0]),
+        page=windows.page_number(position),
+        packed_pages=windows.packed(position + 1) // windows.page,
+        number=jnp.arange(T // windows.page + 1),
+    )
 
 
-def grouped(q: Float[Array, "1 T N H"], kv_heads: int) -> Float[Array, "T K G H"]:
-    """Queries of one sequence, by the KV head they read; float32."""
-    _, T, N, H = q.shape
-    return q.astype(jnp.float32).reshape(T, kv_heads, N // kv_heads, H)
-
-
-@functools.partial(jax.jit, static_argnames=("config", "capture"))
-def _observe_window(
+@functools.partial(jax.jit, static_argnames=("config", "windows", "capture"))
+def _observe_sequence(
     config: ModelConfig,
     params: Params,
+    windows: Windows,
     tokens: Int[Array, "1 T"],
     count: Int[Array, ""],
     stand: Int[Array, " T"],
@@ -235,93 +148,108 @@ def _observe_window(
     capture: bool,
 ) -> tuple[Moments, tuple[Array, ...]]:
     """Sums over a window's tokens, means over query heads, stacked over layers; and k, v."""
-    position = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
-    real = position[0] < count
-    cos, sin = rotary_angles(config, position)
-    away = rotary_angles(config, stand[None] - position)
-    middle = WINDOWED.middle(stand)
-    in_page = tuple(x[0] for x in rotary_angles(config, middle[None]))
-    # A query sees the tokens of page j packed if j < steps[t]; those of the sink have no page.
-    pages = (position[0] - WINDOWED.sink) // WINDOWED.page
-    steps = WINDOWED.packed(position[0] + 1) // WINDOWED.page
+    places = _places(config, windows, count, stand)
 
     def observing(layer, q, k, v, found):
-        before_rope = rotate(k.astype(jnp.float32), cos, -sin)[0]
-        out, sums = _sums(q, k, v, before_rope, away, in_page, real, pages, steps)
+        out, sums = _sums(places, q, k, v, scale=config.attention_scale)
         kept = (k[0].astype(jnp.float32), v[0].astype(jnp.float32)) if capture else ()
         return out.astype(q.dtype), (*found, (sums, kept))
 
+    position = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
     _, found = run(config, params, tokens, position, observing, ())
     return jax.tree.map(lambda *layers: jnp.stack(layers), *found)
 
 
-@jax.jit  # so that it is traced once, and not for every layer
-def _sums(q, k, v, before_rope, away, in_page, real, pages, steps) -> tuple[Array, Moments]:
-    shape, K, T = q.shape, k.shape[2], q.shape[1]
-    weight = real.astype(jnp.float32)
-    q = grouped(q, K) * weight[:, None, None, None]
-    k, v = (x[0].astype(jnp.float32) for x in (k, v))
-    G, H = q.shape[2:]
-    S = scores(q, k, causal(real))
-    # Scores are summed by pages and steps in the products that read them anyway.
-    number = jnp.arange(T // WINDOWED.page + 1)[None]
-    of_page, of_step = (jnp.asarray(x[:, None] == number, jnp.float32) for x in (pages, steps))
+class _Attention(NamedTuple):
+    """What a layer's queries and keys make of each other."""
+
+    out: Float[Array, "T K G H"]  # S v
+    received: Float[Array, "T K G H"]  # S^T q
+    given: Float[Array, "T K G"]  # the scores that a query gives to packed tokens
+    taken: Float[Array, "T K"]  # the scores that a token receives, means over query heads
+    taken_packed: Float[Array, "T K"]  # the same once it is packed
+
+
+def _attention(places: _Places, q: Float[Array, "T N H"], k, v, scale: float) -> _Attention:
+    """Attention, and its scores added up by pages in the products that read them anyway."""
+    T, N, H = q.shape
+    K = k.shape[1]
+    G = N // K
+    number, page, packed_pages = places.number[None], places.page, places.packed_pages
+    S, _ = softmax(products(q * scale, k), causal(places.real))
+    of_page = (page[:, None] == number).astype(jnp.float32)
+    of_step = ((packed_pages[:, None] == number) & places.real[:, None]).astype(jnp.float32)
     of_page = jnp.broadcast_to(of_page[:, None], (T, K, number.size))
-    of_step = jnp.broadcast_to((of_step * weight[:, None])[:, None, None], (T, K, G, number.size))
-    out = mixed(S, jnp.concatenate([v, of_page], -1))
-    back = jnp.einsum("kgts,tkgh->skgh", S, jnp.concatenate([q, of_step], -1), precision="highest")
-    out, by_page = out[..., :H], out[..., H:]
-    received, by_step = back[..., :H], back[..., H:].sum(2) / G
-    # What a query gives to packed tokens, and what a token receives once it is packed
-    given = jnp.where((number < steps[:, None])[:, None, None], by_page, 0.0)
-    behind = (pages[:, None] >= 0) & (pages[:, None] < number)
+    of_step = jnp.broadcast_to(of_step[:, None, None], (T, K, G, number.size))
+    out = weighted_sum(S, jnp.concatenate([v, of_page], -1)).reshape(T, K, G, -1)
+    asked = jnp.concatenate([q.reshape(T, K, G, H), of_step], -1)
+    back = jnp.einsum("kgts,tkgh->skgh", S, asked, precision="highest")
+    by_page, by_step = out[..., H:], back[..., H:].sum(2) / G
+    # A query reads page j packed if j < packed_pages.
+    given = jnp.where((number < packed_pages[:, None])[:, None, None], by_page, 0.0)
+    behind = (page[:, None] >= 0) & (page[:, None] < number)
     taken = jnp.where(behind[:, None], by_step, 0.0)
+    return _Attention(out[..., :H], back[..., :H], given.sum(-1), by_step.sum(-1), taken.sum(-1))
 
-    def turned(x):
-        return rotate(x.reshape(1, T, -1, H), *away).reshape(x.shape)
 
-    q, k, received = turned(q), turned(k), turned(received)
-
-    def over_heads(x):
-        return jnp.einsum("tkgh,tkgi->khi", x, x, precision="highest") / G
-
-    def second(x, weight):
-        return jnp.einsum("tkh,tk,tki->khi", x, weight, x, precision="highest")
-
-    def first(x, weight):
-        return jnp.einsum("tkh,tk->kh", x, weight, precision="highest")
-
+# Jitted, so that it is traced once, and not for every layer.
+@functools.partial(jax.jit, static_argnames="scale")
+def _sums(places: _Places, q, k, v, *, scale: float) -> tuple[Array, Moments]:
+    shape, K, weight = q.shape, k.shape[2], places.real.astype(jnp.float32)
+    before_rope = rotate(k.astype(jnp.float32), *places.unrotate)[0]
+    q, k, v = (x[0].astype(jnp.float32) for x in (q, k, v))
+    q = q * weight[:, None, None]
+    found = _attention(places, q, k, v, scale)
+    q = q.reshape(found.out.shape)
+    q, k, received = (_rotated(x, places.away) for x in (q, k, found.received))
     every = jnp.broadcast_to(weight[:, None], (len(weight), K))
-    real_out = out * weight[:, None, None, None]
-    cos, sin = in_page
-    k_mean_in_page, v_mean = first(rotate(k, cos, -sin), every), first(v, every)
+    real_out = found.out * weight[:, None, None, None]
+    cos, sin = places.in_page
+    k_mean_in_page, v_mean = _first(rotate(k, cos, -sin), every), _first(v, every)
     count = weight.sum()
-    k_left = k - rotate(k_mean_in_page[None] / count, cos, sin)
-    v_left = v - v_mean[None] / count
+    keys = _beside(k - rotate(k_mean_in_page[None] / count, cos, sin), cos, sin)
+    values = _beside(v - v_mean[None] / count, jnp.ones((len(weight), 1)))
 
-    def beside(x, *numbers):
-        """x of each token with numbers that are the same for all heads."""
-        each = (jnp.broadcast_to(y[:, None], (T, K, y.shape[-1])) for y in numbers)
-        return jnp.concatenate([x, *each], axis=-1)
-
-    keys, values = beside(k_left, cos, sin), beside(v_left, jnp.ones((T, 1)))
-
-    def read(q, received) -> Read:
+    def read(q, taken) -> Read:
         """Of queries by the square root of the scores that they give, keys by what they receive."""
-        return Read(over_heads(q), second(keys, received), second(values, received))
+        return Read(_over_heads(q), _second(keys, taken), _second(values, taken))
 
     moments = Moments(
-        qq=over_heads(q),
-        sq=over_heads(received),
-        kk=second(k, every),
-        vv=second(v, every),
-        output=over_heads(real_out),
-        k_mean=first(k, every),
-        k_mean_before_rope=first(before_rope, every),
+        qq=_over_heads(q),
+        sq=_over_heads(received),
+        kk=_second(k, every),
+        vv=_second(v, every),
+        output=_over_heads(real_out),
+        k_mean=_first(k, every),
+        k_mean_before_rope=_first(before_rope, every),
         k_mean_in_page=k_mean_in_page,
         v_mean=v_mean,
-        output_mean=first(real_out.mean(2), every),
-        read=read(q, by_step.sum(-1)),
-        packed=read(q * jnp.sqrt(given.sum(-1, keepdims=True)), taken.sum(-1)),
+        output_mean=_first(real_out.mean(2), every),
+        read=read(q, found.taken),
+        packed=read(q * jnp.sqrt(found.given[..., None]), found.taken_packed),
     )
-    return out.reshape(shape), moments
+    return found.out.reshape(shape), moments
+
+
+def _rotated(x: Float[Array, "T *heads H"], by: tuple[Array, Array]) -> Float[Array, "T *heads H"]:
+    T, *_, H = x.shape
+    return rotate(x.reshape(1, T, -1, H), *by).reshape(x.shape)
+
+
+def _over_heads(x: Float[Array, "T K G H"]) -> Float[Array, "K H H"]:
+    """x^T x over tokens, mean over query heads."""
+    return jnp.einsum("tkgh,tkgi->khi", x, x, precision="highest") / x.shape[2]
+
+
+def _second(x: Float[Array, "T K H"], weight: Float[Array, "T K"]) -> Float[Array, "K H H"]:
+    return jnp.einsum("tkh,tk,tki->khi", x, weight, x, precision="highest")
+
+
+def _first(x: Float[Array, "T K H"], weight: Float[Array, "T K"]) -> Float[Array, "K H"]:
+    return jnp.einsum("tkh,tk->kh", x, weight, precision="highest")
+
+
+def _beside(x: Float[Array, "T K H"], *numbers: Float[Array, "T _"]) -> Float[Array, "T K _"]:
+    """x of each token with numbers that are the same for all heads."""
+    each = (jnp.broadcast_to(y[:, None], (*x.shape[:2], y.shape[-1])) for y in numbers)
+    return jnp.concatenate([x, *each], axis=-1)

@@ -7,12 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from jkvq.cache.calibrated import Calibration, SideCalibration
+from jkvq.cache.calibrated import Calibration, SideCalibration, Transform
 from jkvq.cache.fixed_rotations import hadamard
 from jkvq.calibration import rotations
 from jkvq.calibration.allocation import SCORES, allocations
 from jkvq.calibration.centroids import kmeans
-from jkvq.calibration.observe import WINDOW, Captured, Moments
+from jkvq.calibration.moments import Captured, Moments
+from jkvq.calibration.observe import WINDOW
 from jkvq.models.config import ModelConfig
 from jkvq.models.decoder import Params
 from jkvq.support.errors import UserError, nearest
@@ -26,8 +27,8 @@ METHODS = {
     "blockgtq": "widths of the keys' rotary blocks: for blockgtq-*",
     "center": "means alone: for any cache with center=true",
 }
-_LITTLE = 1e-3  # the part of all tokens that counts for those behind windows
-_DAMPING, _PACKED_DAMPING = 1e-3, 3e-2  # of moments of all tokens, and of those behind windows
+_LITTLE = 1e-3  # the part of all tokens that counts for those past windows
+_DAMPING, _PACKED_DAMPING = 1e-3, 3e-2  # of moments of all tokens, and of those past windows
 KEY_TARGETS = ("q", "sq", "k")
 VALUE_TARGETS = ("output", "weighted", "v")
 
@@ -167,7 +168,7 @@ def solve(
     if method == "hessian":
         H = moments.qq.shape[-1]
         R = rotations.hessian(moments.qq, options.order or min(128, H & -H))
-        key = replace(key, rotation=_float32(R))
+        key = _rotated_by(key, R)
         spectra = _spectra(rotations.eigen(rotations.shared(moments.qq)).values, moments.kk, R)
     elif method == "kmeans":
         assert captured is not None
@@ -190,35 +191,38 @@ def output_projections(config: ModelConfig, params: Params) -> Float[np.ndarray,
 
 
 def _centred(moments: Moments) -> tuple[SideCalibration, SideCalibration]:
-    """The means of keys and of values: weighted by all scores, and plain for use behind windows."""
-    key = {"mean": moments.read.k_mean, "packed_mean": moments.k_mean_in_page}
-    value = {"mean": moments.read.v_mean, "packed_mean": moments.v_mean}
-    return tuple(SideCalibration(**jax.tree.map(_float32, side)) for side in (key, value))
+    """The means of keys and of values: weighted by all scores, and plain for use past windows."""
+    key = moments.read.k_mean, moments.k_mean_in_page
+    value = moments.read.v_mean, moments.v_mean
+    return tuple(
+        SideCalibration(*(Transform(_float32(mean)) for mean in means)) for means in (key, value)
+    )
 
 
 def _balanced(label, options: Options, moments: Moments, projected) -> Solution:
-    """Balanced rotations: of all tokens, and of those that queries read behind windows.
+    """Balanced rotations: of all tokens, and of those that queries read past windows.
 
     The latter are few, and differ from text to text: they are damped more, and centred plainly.
     """
     # Texts that are shorter than the windows have none of these: then they are as all tokens.
     packed = jax.tree.map(lambda a, b: a + _LITTLE * b, moments.packed, moments.read)
-    sides = dict(zip(("key", "value"), _centred(moments), strict=True))
-    spectra = {}
-    for prefix, read, damping in (
-        ("packed_", packed, _PACKED_DAMPING),
-        ("", moments.read, _DAMPING),
-    ):
-        for name, stored, reading in (
-            ("key", read.k_covariance, read.qq),
-            ("value", read.v_covariance, projected),
-        ):
-            moved = [rotations.shared(x) if options.shared else x for x in (stored, reading)]
-            M, spread = rotations.balanced(*moved, damping)
-            found = {f"{prefix}rotation": M, f"{prefix}spread": spread}
-            sides[name] = replace(sides[name], **jax.tree.map(_float32, found))
-            spectra[name] = _spectra(spread, stored, M @ hadamard(M.shape[-1]))
-    return Solution(Calibration(**sides, method=label), **spectra)
+    key, value = _centred(moments)
+
+    def balance(transform: Transform, stored, reading, damping: float):
+        moved = (rotations.shared(x) if options.shared else x for x in (stored, reading))
+        M, spread = rotations.balanced(*moved, damping)
+        found = replace(transform, rotation=_float32(M), spread=_float32(spread))
+        return found, _spectra(spread, stored, M @ hadamard(M.shape[-1]))
+
+    def balance_side(side: SideCalibration, of_all, of_packed) -> tuple[SideCalibration, Spectra]:
+        every, spectra = balance(side.all_tokens, *of_all, _DAMPING)
+        past, _ = balance(side.past_windows, *of_packed, _PACKED_DAMPING)
+        return replace(side, all_tokens=every, past_windows=past), spectra
+
+    reads = moments.read, packed
+    key, key_spectra = balance_side(key, *((read.k_covariance, read.qq) for read in reads))
+    value, value_spectra = balance_side(value, *((read.v_covariance, projected) for read in reads))
+    return Solution(Calibration(key, value, label), key_spectra, value_spectra)
 
 
 def _rotated(label, options: Options, moments: Moments) -> Solution:
@@ -234,9 +238,14 @@ def _rotated(label, options: Options, moments: Moments) -> Solution:
     for name, second in targets.items():
         target = rotations.shared(second) if options.shared else second
         R = rotations.oscar(target, options.without)
-        sides[name] = replace(sides[name], rotation=_float32(R))
+        sides[name] = _rotated_by(sides[name], R)
         spectra[name] = _spectra(rotations.eigen(target).values, kk if name == "key" else vv, R)
     return Solution(Calibration(**sides, method=label), **spectra)
+
+
+def _rotated_by(side: SideCalibration, R) -> SideCalibration:
+    """With one rotation for every cache."""
+    return replace(side, all_tokens=replace(side.all_tokens, rotation=_float32(R)))
 
 
 def _spectra(eigenvalues, stored, R) -> Spectra:

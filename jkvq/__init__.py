@@ -6,7 +6,7 @@ llm = jkvq.load("smollm2-135m")
 print(jkvq.generate(llm, "Why is the sky blue?", max_new_tokens=64).text)
 """
 
-from jkvq.cache.calibrated import Calibration, SideCalibration
+from jkvq.cache.calibrated import Calibration, SideCalibration, Transform
 from jkvq.cache.spec import CacheSpec, SideSpec, parse_spec
 from jkvq.calibration.artefact import Artefact, load_artefact
 from jkvq.engine.generate import Generation, Options, Piece, generate, stream
@@ -26,6 +26,7 @@ __all__ = [
     "Piece",
     "SideCalibration",
     "SideSpec",
+    "Transform",
     "UserError",
     "calibrate",
     "generate",

@@ -20,9 +20,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from jkvq.calibration.observe import observe, windows
+from jkvq.calibration.observe import observe, sequences
 from jkvq.calibration.prose import default_text
-from jkvq.evaluation.perplexity import first_tokens
+from jkvq.evaluation.corpus import first_tokens
 from jkvq.llm import DEFAULT_MODEL, load_plain
 from jkvq.models.config import ModelConfig
 from jkvq.models.decoder import run
@@ -52,7 +52,7 @@ def main(
     ids = first_tokens(llm, default_text(), tokens)
 
     def forward():
-        for chunk, _ in windows(ids, window):
+        for chunk, _ in sequences(ids, window):
             jax.block_until_ready(plain_forward(llm.config, llm.params, chunk))
 
     def calibration():

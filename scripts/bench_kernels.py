@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jkvq.cache.basis import make_basis
-from jkvq.cache.calibrated import Calibration, SideCalibration
+from jkvq.cache.calibrated import Calibration, SideCalibration, Transform
 from jkvq.cache.layout import abstract_groups, pages_of_window
 from jkvq.cache.shape import CacheShape
 from jkvq.cache.spec import CacheSpec, parse_spec
@@ -102,12 +102,12 @@ def made_up(shape: CacheShape, bits: int) -> Calibration:
     widths = np.resize([bits + 2, bits + 1, bits, bits, bits, bits - 1, bits - 1, bits - 1], H // 2)
 
     def side() -> SideCalibration:
-        return SideCalibration(
+        transform = Transform(
             mean=rng.normal(size=(L, K, H)).astype(np.float32),
             rotation=np.linalg.qr(rng.normal(size=(L, K, H, H)))[0].astype(np.float32),
             spread=np.ones((L, K, H), np.float32),
-            widths=np.broadcast_to(widths, (8, L, K, H // 2)),
         )
+        return SideCalibration(transform, widths=np.broadcast_to(widths, (8, L, K, H // 2)))
 
     return Calibration(side(), side())
 

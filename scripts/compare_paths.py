@@ -27,7 +27,7 @@ import jkvq
 from jkvq.engine.batch import Batch
 from jkvq.engine.forward import forward
 from jkvq.engine.prompt import encode_prompt
-from jkvq.evaluation.perplexity import first_tokens, read_text
+from jkvq.evaluation.corpus import first_tokens, read_text
 from jkvq.llm import DEFAULT_MODEL, LLM, load_plain, with_cache
 from jkvq.models.decoder import logits
 

@@ -238,12 +238,10 @@ def make_basis(
 def _side(name: str, cache: CacheSpec, shape: CacheShape, found: SideCalibration, seed: int):
     spec: SideSpec = getattr(cache, name)
     L, K, H = shape
-    if cache.windowed:
-        behind = {part: getattr(found, f"packed_{part}") for part in ("mean", "rotation", "spread")}
-        found = dataclasses.replace(found, **{k: x for k, x in behind.items() if x is not None})
+    parts = vars(found) | vars(found.transform(cache))
 
     def need(part: str, *expected: int) -> Array:
-        array = getattr(found, part)
+        array = parts[part]
         if array is None:
             raise UserError(
                 f"this cache needs a calibration with the {part} of the {name}s: make one with "

@@ -1,6 +1,6 @@
 """What a calibrated cache knows of its model, and which method finds it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -9,18 +9,36 @@ from jkvq.cache.spec import CacheSpec
 
 
 @dataclass(frozen=True)
-class SideCalibration:
-    """What calibration found for one side; each part is there if its method needs it."""
+class Transform:
+    """What is done to tokens before they are coded; each part is there if its method needs it."""
 
     mean: Float[np.ndarray, "L K H"] | None = None  # of keys, as if a page's middle stood at 0
     rotation: Float[np.ndarray, "L K H H"] | None = None
     spread: Float[np.ndarray, "L K H"] | None = None  # variance along a balanced rotation, falling
-    packed_mean: Float[np.ndarray, "L K H"] | None = None  # for a cache with windows, if it differs
-    packed_rotation: Float[np.ndarray, "L K H H"] | None = None  # the same
-    packed_spread: Float[np.ndarray, "L K H"] | None = None  # the same
+
+
+@dataclass(frozen=True)
+class SideCalibration:
+    """What calibration found for one side, keys or values.
+
+    all_tokens: for a cache that packs every token.
+    past_windows: for the tokens that a cache packs when they leave its 16-bit windows; parts that
+        are None are as in ``all_tokens``.
+    clip, centroids, widths: each is there if its method needs it.
+    """
+
+    all_tokens: Transform = Transform()
+    past_windows: Transform = Transform()
     clip: Float[np.ndarray, " L"] | None = None
     centroids: Float[np.ndarray, "L C K H"] | None = None  # of keys or values as they are
     widths: Int[np.ndarray, "8 L K H/2"] | None = None  # of rotary blocks, for 1 to 8 bits each
+
+    def transform(self, spec: CacheSpec) -> Transform:
+        """What is done to the tokens that a spec packs."""
+        if not spec.windowed:
+            return self.all_tokens
+        own = {part: x for part, x in vars(self.past_windows).items() if x is not None}
+        return replace(self.all_tokens, **own)
 
 
 @dataclass(frozen=True)

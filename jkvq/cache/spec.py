@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from jkvq.cache.page_rule import PageRule
 from jkvq.pallas_kernels.formats.digits import MAX_BITS, PARTS
 from jkvq.pallas_kernels.formats.packing import packed_words
 from jkvq.support.errors import UserError, nearest
@@ -100,7 +101,7 @@ EXACT = SideSpec(bits=16, codec="float")
 
 
 @dataclass(frozen=True)
-class CacheSpec:
+class CacheSpec(PageRule):
     """How a KV cache is stored.
 
     sink, recent: the first and the most recent tokens, which stay in 16 bits. Older ones are packed
@@ -127,29 +128,6 @@ class CacheSpec:
             raise UserError("value.allocation=blocks: only keys have rotary blocks")
         if self.value.digits:
             raise UserError("value.digits: values have one each; give key.digits alone")
-
-    @property
-    def windowed(self) -> bool:
-        return self.recent > 0
-
-    def packed(self, length):
-        """How many of ``length`` tokens, a number or an array, are packed."""
-        if not self.windowed:
-            return length
-        over = length - self.sink - self.recent
-        return (over + abs(over)) >> 1 & -self.page  # whole pages, and at least 0
-
-    def page_number(self, position):
-        """Of tokens, numbers or an array: packed ones' pages from 0 on, the sink's below."""
-        return (position - self.sink) // self.page
-
-    def page_middle(self, number):
-        """The position of the middle of pages."""
-        return self.sink + number * self.page + self.page // 2
-
-    def middle(self, position):
-        """The middle of the pages of tokens."""
-        return self.page_middle(self.page_number(position))
 
     def of_layer(self, layer: int) -> "CacheSpec":
         """The spec of one layer."""

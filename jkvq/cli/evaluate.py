@@ -11,17 +11,12 @@ import typer
 from jkvq.cache.spec import parse_spec, split_names
 from jkvq.cli.shared import AsJson, Dtype, Model, print_json, print_table
 from jkvq.evaluation.baselines import BASELINES
+from jkvq.evaluation.corpus import first_tokens, leading_tokens, read_text
 from jkvq.evaluation.fidelity import Fidelity, fidelity
 from jkvq.evaluation.needles import TASKS, Cell, niah, read_haystack
-from jkvq.evaluation.perplexity import (
-    choose_calibration,
-    compare,
-    first_tokens,
-    read_text,
-    reconstruction,
-    subject,
-)
+from jkvq.evaluation.perplexity import compare
 from jkvq.evaluation.plots import check_plot, draw_fidelity, draw_grid
+from jkvq.evaluation.subjects import choose_calibration, reconstruction, subject
 from jkvq.llm import DEFAULT_MODEL, PLAIN_CACHE, load_plain, with_cache
 from jkvq.support.errors import UserError
 
@@ -73,7 +68,8 @@ def eval_ppl(
     chosen = first_tokens(llm, content, tokens)
     subjects = {name: subject(llm, name, folder) for name, folder in folders.items()}
     asked = {"context": context, "stride": stride, "position": position}
-    results = compare(subjects, chosen, reference=PLAIN_CACHE, **asked)
+    leading = len(leading_tokens(llm.tokenizer))
+    results = compare(subjects, chosen, reference=PLAIN_CACHE, leading=leading, **asked)
     if as_json:
         found = {name: dataclasses.asdict(result) for name, result in results.items()}
         described = {"model": model, "tokens": tokens, **asked, "reference": PLAIN_CACHE}

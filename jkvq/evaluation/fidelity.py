@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from jkvq.evaluation.reconstruct import (
     LayerReconstruction,
@@ -28,6 +28,7 @@ from jkvq.llm import LLM
 from jkvq.models.config import ModelConfig
 from jkvq.models.decoder import Layer, Params, rotary_angles
 from jkvq.pallas_kernels.reference.chunk_attention import chunk_attention
+from jkvq.pallas_kernels.reference.dense_attention import softmax
 from jkvq.pallas_kernels.rotary import angles, rotated_dots
 from jkvq.support.errors import UserError
 from jkvq.support.progress import count_bar
@@ -85,7 +86,8 @@ def fidelity(
             for name, cache in caches.items():
                 layer = cache.layer(index)
                 lossy[name] = _lossy_layer(config, params, layer, lossy[name], position)
-                errors = _attention_errors(layer, params["attention"]["o"]["weight"], q, k, v)
+                weight, scale = params["attention"]["o"]["weight"], config.attention_scale
+                errors = _attention_errors(layer, weight, q, k, v, scale=scale)
                 errors["rope_score"] = _rope_score(config, layer, q, k, v)
                 errors["hidden"] = _hidden_error(exact, lossy[name])
                 found[name].append(Fidelity(**{key: float(x) for key, x in errors.items()}))
@@ -109,7 +111,7 @@ def _exact_layer(config: ModelConfig, params: Params, x, position):
 
         def exact(q, position):
             seen = causal(position, k.shape[1])[None]
-            return chunk_attention(q[None], k, v, seen, scale=config.head_dim**-0.5)[0][0]
+            return chunk_attention(q[None], k, v, seen, scale=config.attention_scale)[0][0]
 
         out = in_blocks(exact, q[0], position).reshape(-1, *q.shape[2:])[: q.shape[1]]
         return out[None].astype(q.dtype), (q[0], k[0], v[0])
@@ -123,22 +125,24 @@ def _lossy_layer(config: ModelConfig, params: Params, kept: LayerReconstruction,
     """The hidden state after the layer."""
 
     def attend(_, q, k, v, state):
-        out = attend_reconstructed(kept, q[0], k[0], v[0], position, scale=config.head_dim**-0.5)
+        out = attend_reconstructed(kept, q[0], k[0], v[0], position, scale=config.attention_scale)
         return out[None].astype(q.dtype), state
 
     return _layer(config, params, x, position, attend, None)[0]
 
 
-@jax.jit
+@functools.partial(jax.jit, static_argnames="scale")
 def _attention_errors(
     kept: LayerReconstruction,
     out_weight: Float[Array, "D E"],
     q: Float[Array, "T N H"],
     k: Float[Array, "T K H"],
     v: Float[Array, "T K H"],
+    *,
+    scale: float,
 ) -> dict[str, Float[Array, ""]]:
     q, k, v, out_weight = (x.astype(jnp.float32) for x in (q, k, v, out_weight))
-    T, _, H = q.shape
+    T = len(q)
     exact, coded = kept.exact(k, v), kept.coded(k, v)
 
     def block(q: Float[Array, "t N H"], position: Int[Array, " t"]):
@@ -148,8 +152,8 @@ def _attention_errors(
         true = scores(q, k, k, key_coded)
         read = scores(q, exact[0], coded[0], key_coded)
         counted = (seen & real[:, None])[None, None]
-        weights, logs = _softmax(true * H**-0.5, seen)
-        read_weights, read_logs = _softmax(read * H**-0.5, seen)
+        weights, logs = _log_softmax(scale * true, seen)
+        read_weights, read_logs = _log_softmax(scale * read, seen)
         kl = jnp.where(counted, weights * (logs - read_logs), 0.0).sum(-1)
         full = (real & (position >= _TOP - 1))[None, None]  # ten tokens are seen
         top, read_top = (jax.lax.top_k(w, _TOP)[1] for w in (weights, read_weights))
@@ -175,11 +179,10 @@ def _attention_errors(
     return errors | {"key": _relative(k, coded[0]), "value": _relative(v, coded[1])}
 
 
-def _softmax(logits: Float[Array, "K G T S"], seen):
-    """(weights, their logarithms), 0 and a finite number where nothing is seen."""
-    logits = jnp.where(seen[None, None], logits, -jnp.inf)
-    logs = jnp.where(seen[None, None], jax.nn.log_softmax(logits, axis=-1), 0.0)
-    return jnp.where(seen[None, None], jnp.exp(logs), 0.0), logs
+def _log_softmax(logits: Float[Array, "K G T S"], seen: Bool[Array, "T S"]):
+    """(weights, their logarithms), both 0 where nothing is seen."""
+    weights, lse = softmax(logits, seen)
+    return weights, jnp.where(seen[None, None], logits - lse[..., None], 0.0)
 
 
 @functools.partial(jax.jit, static_argnames="config")

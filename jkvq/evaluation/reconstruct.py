@@ -16,6 +16,7 @@ from jkvq.cache.basis import Basis, SideBasis
 from jkvq.cache.spec import CacheSpec
 from jkvq.pallas_kernels.formats.packed import LayerIndex
 from jkvq.pallas_kernels.formats.words import from_words, to_words
+from jkvq.pallas_kernels.reference.dense_attention import products, softmax, weighted_sum
 
 _BLOCK = 128  # queries at a time
 
@@ -69,9 +70,8 @@ class TokenWiseLayer:
         return self._through(k, v, self._held)
 
     def reads_coded(self, position, tokens):
-        index = jnp.arange(tokens)[None] - self.spec.sink
-        coded = (index >= 0) & (index < self.spec.packed(position + 1)[:, None])
-        return coded, coded
+        packed = self.spec.reads_packed(position[:, None], jnp.arange(tokens)[None])
+        return packed, packed
 
     def _through(self, k, v, change):
         """Keys and values taken to the basis of the cache, changed there, and taken back."""
@@ -107,24 +107,15 @@ def scores(
     q: Float[Array, "T N H"], exact: Tokens, coded: Tokens, reads_coded: Bool[Array, "T S"]
 ) -> Float[Array, "K G T S"]:
     """q . k of every pair, not scaled; k as ``reads_coded`` says."""
-    T, N, H = q.shape
-    K = exact.shape[1]
-    q = q.astype(jnp.float32).reshape(T, K, N // K, H)
-    dots = (jnp.einsum("tkgh,skh->kgts", q, k, precision="highest") for k in (coded, exact))
-    return jnp.where(reads_coded[None, None], *dots)
+    return jnp.where(reads_coded[None, None], products(q, coded), products(q, exact))
 
 
 def mix(
     weights: Float[Array, "K G T S"], exact: Tokens, coded: Tokens, reads_coded: Bool[Array, "T S"]
 ) -> Float[Array, "T N H"]:
     """The weighted sum of v; v as ``reads_coded`` says."""
-    K, G, T, _ = weights.shape
-    chosen = (
-        (jnp.where(reads_coded[None, None], weights, 0.0), coded),
-        (jnp.where(reads_coded[None, None], 0.0, weights), exact),
-    )
-    parts = [jnp.einsum("kgts,skh->tkgh", w, v, precision="highest") for w, v in chosen]
-    return (parts[0] + parts[1]).reshape(T, K * G, -1)
+    on_coded = jnp.where(reads_coded[None, None], weights, 0.0)
+    return weighted_sum(on_coded, coded) + weighted_sum(weights - on_coded, exact)
 
 
 def causal(position: Int[Array, " T"], tokens: int) -> Bool[Array, "T S"]:
@@ -164,8 +155,7 @@ def attend_reconstructed(
     def attend(q, position):
         key_coded, value_coded = layer.reads_coded(position, len(k))
         logits = scale * scores(q, *keys, key_coded)
-        seen = causal(position, len(k))[None, None]
-        weights = jax.nn.softmax(jnp.where(seen, logits, -jnp.inf), axis=-1)
+        weights, _ = softmax(logits, causal(position, len(k)))
         return mix(weights, *values, value_coded)
 
     return in_blocks(attend, q, position).reshape(-1, *q.shape[1:])[: len(q)]

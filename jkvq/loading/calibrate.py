@@ -19,7 +19,7 @@ from jkvq.calibration.artefact import (
     save_artefact,
 )
 from jkvq.calibration.clip import choose_clips, require_clipping
-from jkvq.calibration.observe import observe
+from jkvq.calibration.observe import WINDOWS, observe
 from jkvq.calibration.prose import default_text
 from jkvq.calibration.solve import (
     Options,
@@ -29,7 +29,7 @@ from jkvq.calibration.solve import (
     solve,
 )
 from jkvq.engine.generate import generate
-from jkvq.evaluation.perplexity import first_tokens, read_text
+from jkvq.evaluation.corpus import first_tokens, leading_tokens, read_text
 from jkvq.llm import LLM, load_plain, missing_calibration, require_unfolded
 from jkvq.models.fingerprint import fingerprint
 from jkvq.support.errors import UserError, nearest
@@ -126,14 +126,19 @@ def _made(llm: LLM, method: str, chosen: Options, corpus: Corpus | None, tokens:
         corpus, ids = _self_written(llm, tokens)
     else:
         ids = first_tokens(llm, corpus.text, tokens)
-    reading = llm.config, llm.params, ids
+    reading, leading = (llm.config, llm.params, ids), len(leading_tokens(llm.tokenizer))
     moments, captured = observe(
-        *reading, window=chosen.window, context=context, capture=method == "kmeans"
+        *reading,
+        window=chosen.window,
+        context=context,
+        windows=WINDOWS,
+        leading=leading,
+        capture=method == "kmeans",
     )
     projected = output_projections(llm.config, llm.params)
     solution = solve(method, chosen, moments, captured, projected)
     if clipped is not None:
-        found = choose_clips(*reading, clipped, solution.calibration, chosen)
+        found = choose_clips(*reading, clipped, solution.calibration, chosen, leading)
         solution = dataclasses.replace(solution, calibration=found)
     label = method_label(method, chosen)
     return make_artefact(solution, _manifest(llm, label, chosen, corpus, tokens))
@@ -160,7 +165,7 @@ def _self_written(llm: LLM, tokens: int) -> tuple[Corpus, list[int]]:
     """Text that the model writes from nothing but its first tokens, and its tokens."""
     each = min(-(-tokens // _SELF_SEQUENCES), llm.config.context - 64)
     starts = ["The", "In", "A", "When", "It", "On", "For", "This"]
-    ids: list[int] = []
+    ids = leading_tokens(llm.tokenizer)
     seed = 0
     while len(ids) < tokens:
         written = generate(
@@ -189,6 +194,7 @@ def _manifest(llm: LLM, label: str, options: Options, corpus: Corpus, tokens: in
         **shape._asdict(),
         method=label,
         options=changed,
+        windows=dataclasses.asdict(WINDOWS),
         corpus=corpus.name,
         corpus_sha256=hashlib.sha256(corpus.text.encode()).hexdigest(),
         tokens=tokens,

@@ -20,7 +20,9 @@ from jkvq.cache.shape import CacheShape
 from jkvq.cache.spec import CacheSpec, spec_text
 from jkvq.calibration.artefact import calibration_digest
 from jkvq.calibration.prose import default_text
-from jkvq.evaluation.perplexity import CHUNK, Cached, compare, first_tokens
+from jkvq.evaluation.corpus import first_tokens
+from jkvq.evaluation.perplexity import compare
+from jkvq.evaluation.subjects import CHUNK, Cached
 from jkvq.llm import LLM
 from jkvq.models.fingerprint import fingerprint
 from jkvq.support.memory import format_bytes, free_bytes

@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from jkvq.pallas_kernels.reference.dense_attention import products, softmax, weighted_sum
+
 
 def chunk_attention(
     q: Float[Array, "B T N H"],
@@ -23,16 +25,14 @@ def chunk_attention(
 
     Keys and values that no query sees may be anything.
     """
-    B, T, N, H = q.shape
-    K = k.shape[2]
     real = visible.any(1)[..., None, None]
     k, v = (jnp.where(real, x.astype(jnp.float32), 0.0) for x in (k, v))
-    q = q.astype(jnp.float32).reshape(B, T, K, N // K, H) * scale
-    scores = jnp.einsum("btkgh,bskh->bkgts", q, k, precision="highest")
-    if shift is not None:
-        scores += shift.reshape(B, T, K, N // K, -1).transpose(0, 2, 3, 1, 4) * scale
-    scores = jnp.where(visible[:, None, None], scores, -jnp.inf)
-    lse = jax.nn.logsumexp(scores, axis=-1)
-    weights = jnp.exp(scores - jnp.where(jnp.isneginf(lse), 0.0, lse)[..., None])
-    out = jnp.einsum("bkgts,bskh->btkgh", weights, v, precision="highest")
-    return out.reshape(B, T, N, H), lse.transpose(0, 3, 1, 2).reshape(B, T, N)
+
+    def attend(q, k, v, visible, shift):
+        logits = products(q.astype(jnp.float32) * scale, k)
+        if shift is not None:
+            logits += shift.reshape(len(q), *logits.shape[:2], -1).transpose(1, 2, 0, 3) * scale
+        weights, lse = softmax(logits, visible)
+        return weighted_sum(weights, v), lse.reshape(q.shape[1], len(q)).T
+
+    return jax.vmap(attend)(q, k, v, visible, shift)

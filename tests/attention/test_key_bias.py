@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 
 import jkvq
-from jkvq.cache.calibrated import Calibration, SideCalibration
+from jkvq.cache.calibrated import Calibration, SideCalibration, Transform
 from jkvq.calibration.observe import observe
-from jkvq.evaluation.perplexity import Cached, compare, first_tokens, perplexity, read_text
+from jkvq.evaluation.corpus import first_tokens, read_text
+from jkvq.evaluation.perplexity import compare, perplexity
+from jkvq.evaluation.subjects import Cached
 from jkvq.loading.calibrate import Corpus
 from jkvq.models.decoder import run
 from jkvq.models.formats.catalog import cached_file
@@ -28,7 +30,7 @@ def _mean_keys(llm: jkvq.LLM) -> Calibration:
         return jax.nn.dot_product_attention(q, k, v, is_causal=True), state
 
     run(llm.config, llm.params, jnp.asarray([TOKENS]), jnp.arange(256)[None], attend, None)
-    return Calibration(key=SideCalibration(mean=np.stack(means).astype(np.float32)))
+    return Calibration(key=SideCalibration(Transform(np.stack(means).astype(np.float32))))
 
 
 def test_a_constant_in_the_keys_does_not_drown_the_moments_of_the_rest():

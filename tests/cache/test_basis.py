@@ -55,8 +55,8 @@ def test_a_mean_of_keys_stands_in_the_middle_of_pages(first):
         jnp.asarray(np.random.default_rng(0).normal(size=shape), jnp.float32)
         for shape in ((3, 2, 128), (1, 1, 6, 128))
     )
-    assert made_up.key.mean is not None
-    mean = np.broadcast_to(made_up.key.mean[1].astype(np.float64), x.shape)
+    assert made_up.key.all_tokens.mean is not None
+    mean = np.broadcast_to(made_up.key.all_tokens.mean[1].astype(np.float64), x.shape)
     mean = rope(mean, middle + first, frequency)
     R = scipy.linalg.hadamard(128) / np.sqrt(128)
     where = basis.key.angles(jnp.asarray(middle))
@@ -71,15 +71,15 @@ def test_a_mean_of_keys_stands_in_the_middle_of_pages(first):
 
 
 def test_digits_mix_quarters_and_give_all_widths_one_step():
-    made_up = random_calibration().key
-    assert made_up.packed_rotation is not None and made_up.packed_spread is not None
+    made_up = random_calibration().key.past_windows
+    assert made_up.rotation is not None and made_up.spread is not None
     matrices = make_basis(parse_spec("jkvq-int2"), SHAPE, random_calibration()).key.matrices
     assert matrices is not None
     R = np.asarray(matrices.rotation)
     for layer, head in np.ndindex(2, 2):
         # Tokens whose variances along the calibrated directions are those of the calibration
-        inverse = np.linalg.inv(made_up.packed_rotation[layer, head].astype(np.float64))
-        C = inverse.T @ np.diag(made_up.packed_spread[layer, head]) @ inverse
+        inverse = np.linalg.inv(made_up.rotation[layer, head].astype(np.float64))
+        C = inverse.T @ np.diag(made_up.spread[layer, head]) @ inverse
         turned = R[layer, head].T.astype(np.float64) @ C @ R[layer, head]
         step = np.repeat([0.9957 / 0.3352, 1, 1, 1], 32)  # the best of 2 bits over that of 4
         scale = np.exp2(np.round(np.log2(np.diag(turned)[-1]) / 2))  # a power of two for all

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import jkvq
-from jkvq.cache.calibrated import Calibration
+from jkvq.cache.calibrated import Calibration, SideCalibration
 from jkvq.cache.layout import empty_cache
 from jkvq.cache.shape import CacheShape
 from jkvq.cache.spec import CacheSpec, SideSpec
@@ -23,8 +23,7 @@ CENTRED = dataclasses.replace(PLAIN, center=True)
 BOTH = dataclasses.replace(TURNED, center=True)
 CALIBRATION = random_calibration(CacheShape.of(CONFIG))
 STRETCHING = Calibration(
-    key=dataclasses.replace(CALIBRATION.key, rotation=CALIBRATION.key.packed_rotation),
-    value=dataclasses.replace(CALIBRATION.value, rotation=CALIBRATION.value.packed_rotation),
+    SideCalibration(CALIBRATION.key.past_windows), SideCalibration(CALIBRATION.value.past_windows)
 )
 
 

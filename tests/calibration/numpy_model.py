@@ -5,7 +5,6 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jkvq.calibration.observe import spread
 from jkvq.models.config import ModelConfig
 from tests import reference
 from tests.tiny import CONFIG
@@ -59,9 +58,31 @@ def rope(x: np.ndarray, position: np.ndarray, config: ModelConfig = CONFIG) -> n
     return reference.rope(x, position, config.rope_theta ** -(np.arange(0, H, 2) / H))
 
 
-def middles(tokens: int, window: int, index: int, config: ModelConfig = CONFIG) -> np.ndarray:
-    """The middle of the page, of 64 tokens behind the first 64, in which each token stands."""
-    return spread(index, window, config.context)[:tokens] // 64 * 64 + 32
+def stands(index: int, width: int, context: int, sink: int = 64) -> np.ndarray:
+    """Where the tokens of a window stand: the sink at the beginning, and the rest over the context.
+
+    By multiples of the golden ratio without their whole parts, counted from the text's first token.
+    """
+    golden = (np.sqrt(5) - 1) / 2
+    found = []
+    for position in range(width):
+        part = np.modf((index * width + position) * golden)[0]
+        found.append(position if position < sink else sink + int(part * max(context - sink, 0)))
+    return np.array(found)
+
+
+def middles(
+    tokens: int,
+    window: int,
+    index: int,
+    config: ModelConfig = CONFIG,
+    *,
+    sink: int = 64,
+    page: int = 64,
+) -> np.ndarray:
+    """The middle of the page, behind the sink, in which each token stands."""
+    behind = stands(index, window, config.context, sink)[:tokens] - sink
+    return sink + behind // page * page + page // 2
 
 
 def about(
@@ -72,7 +93,9 @@ def about(
     return mean, x - rope(np.broadcast_to(mean, x.shape)[:, None], middle, config)[:, 0]
 
 
-def moved(x: np.ndarray, window: int, index: int, config: ModelConfig = CONFIG) -> np.ndarray:
+def moved(
+    x: np.ndarray, window: int, index: int, config: ModelConfig = CONFIG, *, sink: int = 64
+) -> np.ndarray:
     """Queries or keys [T, N, H] of a window's tokens, where these stand in the context."""
-    stand = spread(index, window, config.context)[: len(x)]
+    stand = stands(index, window, config.context, sink)[: len(x)]
     return rope(x, stand - np.arange(len(x)), config)

@@ -5,6 +5,7 @@ import os
 import shutil
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
@@ -54,11 +55,10 @@ def test_an_artefact_is_read_as_it_was_written(tiny, tmp_path, method):
         artefact.calibration.weights,
     )
     for name in ("key", "value"):
-        for part in dataclasses.fields(jkvq.SideCalibration):
-            wanted = getattr(getattr(artefact.calibration, name), part.name)
-            found = getattr(getattr(read.calibration, name), part.name)
-            assert (found is None) == (wanted is None)
-            np.testing.assert_array_equal(found, wanted)
+        wanted, found = (
+            dataclasses.asdict(getattr(each.calibration, name)) for each in (artefact, read)
+        )
+        jax.tree.map(np.testing.assert_array_equal, found, wanted)
     manifest = json.loads((tmp_path / "a" / "manifest.json").read_text())
     assert (manifest["corpus"], manifest["tokens"]) == ("fox", 200)
     assert set(manifest["versions"]) == {"jkvq", "jax", "numpy", "python"}
@@ -79,8 +79,8 @@ def test_two_runs_give_the_same_bytes_apart_from_the_time(tiny, made, tmp_path):
 def test_an_artefact_serves_several_caches(tiny, made):
     key = load_artefact(made).calibration.key
     for cache, mean, rotation in (
-        ("jkvq-int3", key.packed_mean, key.packed_rotation),
-        ("jkvq-int4,sink=0,recent=0", key.mean, key.rotation),
+        ("jkvq-int3", key.past_windows.mean, key.past_windows.rotation),
+        ("jkvq-int4,sink=0,recent=0", key.all_tokens.mean, key.all_tokens.rotation),
     ):
         basis = jkvq.with_cache(tiny, cache, made).basis.key
         np.testing.assert_array_equal(basis.mean, mean)
@@ -89,7 +89,7 @@ def test_an_artefact_serves_several_caches(tiny, made):
         found, wanted = (R @ R.swapaxes(-1, -2) for R in both)
         np.testing.assert_allclose(found, wanted, atol=1e-5 * np.abs(wanted).max())
     basis = jkvq.with_cache(tiny, "int4,center=true", made).basis.key
-    np.testing.assert_array_equal(basis.mean, key.mean)
+    np.testing.assert_array_equal(basis.mean, key.all_tokens.mean)
     assert basis.rotation is None
 
 
@@ -134,13 +134,13 @@ def test_a_kept_artefact_of_another_format_is_as_none(tiny):
     jkvq.calibrate(tiny, text=TEXT, tokens=100)
     folder, spec = default_folder("tiny", "jkvq"), parse_spec("jkvq-int2")
     assert find_artefact("tiny", spec) == folder
-    (folder / "manifest.json").write_text('{"format": 3}')
+    (folder / "manifest.json").write_text('{"format": 4}')
     assert find_artefact("tiny", spec) is None
-    (folder / "manifest.json").write_text('{"format": 4')  # damaged: loading it says so
+    (folder / "manifest.json").write_text('{"format": 5')  # damaged: loading it says so
     assert find_artefact("tiny", spec) == folder
     with pytest.raises(jkvq.UserError, match="damaged"):
         jkvq.with_cache(tiny, "jkvq-int2")
-    (folder / "manifest.json").write_text('{"format": 3}')
+    (folder / "manifest.json").write_text('{"format": 4}')
     jkvq.calibrate(tiny, text=TEXT, tokens=100)
     assert load_artefact(folder).manifest.tokens == 100
 
@@ -153,7 +153,7 @@ def test_a_damaged_artefact_is_refused(tiny, made, tmp_path):
         return folder
 
     def flip(folder: Path):
-        chunk = next((folder / "arrays" / "key.mean" / "c").rglob("*0"))
+        chunk = next((folder / "arrays" / "key.all_tokens.mean" / "c").rglob("*0"))
         while chunk.is_dir():
             chunk = next(chunk.iterdir())
         data = bytearray(chunk.read_bytes())
@@ -161,10 +161,10 @@ def test_a_damaged_artefact_is_refused(tiny, made, tmp_path):
         chunk.write_bytes(data)
 
     def cut(folder: Path):
-        (folder / "manifest.json").write_text('{"format": 4')
+        (folder / "manifest.json").write_text('{"format": 5')
 
-    def later(folder: Path):
-        (folder / "manifest.json").write_text('{"format": 5}')
+    def older(folder: Path):
+        (folder / "manifest.json").write_text('{"format": 4}')
 
     def lacking(folder: Path):
         (folder / "arrays" / "_METADATA").unlink()
@@ -172,7 +172,7 @@ def test_a_damaged_artefact_is_refused(tiny, made, tmp_path):
     for name, change, sentence in (
         ("flip", flip, "its arrays are not those it was made with"),
         ("cut", cut, "manifest.json is damaged"),
-        ("later", later, "format 5, and this version reads 4"),
+        ("older", older, "format 4, and this version reads 5; calibrate again"),
         ("lacking", lacking, "is damaged"),
     ):
         with pytest.raises(jkvq.UserError, match=sentence):

@@ -1,8 +1,11 @@
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import jkvq
-from jkvq.calibration.clip import GRID
+from jkvq.cache.basis import make_basis
+from jkvq.cache.shape import CacheShape
+from jkvq.calibration.clip import GRID, clip_errors
 from jkvq.loading.calibrate import Corpus
 from tests import reference
 from tests.calibration.numpy_model import layers_of
@@ -10,28 +13,33 @@ from tests.tiny import CONFIG
 
 K, H, G = CONFIG.kv_heads, CONFIG.head_dim, CONFIG.heads // CONFIG.kv_heads
 TEXT = Corpus("cubes", "".join(chr(97 + i**3 % 23) for i in range(80)))
-SINK, RECENT = 4, 8
+SINK, RECENT, PAGE = 4, 8, 16
+CACHE = f"oscar-int2,sink={SINK},recent={RECENT},page={PAGE}"
 
 
 def test_chosen_clips_err_least(tiny, tmp_path):
-    cache = f"oscar-int2,sink={SINK},recent={RECENT},page=8"
     calibration = jkvq.calibrate(
-        tiny, method="oscar", text=TEXT, tokens=80, out=tmp_path / "out", clip_for=cache
+        tiny, method="oscar", text=TEXT, tokens=80, out=tmp_path / "out", clip_for=CACHE
     ).calibration
-    tokens = tiny.tokenizer.hf.encode(TEXT.text, add_special_tokens=False)
+    spec, tokens = jkvq.parse_spec(CACHE), tiny.tokenizer.encode(TEXT.text)
+    basis = make_basis(spec, CacheShape.of(CONFIG), calibration, CONFIG.rope_frequency)
+    count = jnp.array(len(tokens))
+    found = clip_errors(CONFIG, tiny.params, basis, spec, jnp.asarray([tokens]), count)
     for index, layer in enumerate(layers_of(tiny.params, tokens)):
-        for side, error in ((calibration.key, _key_error), (calibration.value, _value_error)):
-            assert side.rotation is not None
+        sides = (calibration.key, _key_error), (calibration.value, _value_error)
+        for number, (side, error) in enumerate(sides):
+            assert side.all_tokens.rotation is not None
             assert side.clip is not None
-            R = side.rotation[index].astype(np.float64)
+            R = side.all_tokens.rotation[index].astype(np.float64)
             errors = [error(layer, R, clip) for clip in GRID]
-            chosen = GRID[int(np.abs(np.array(GRID) - side.clip[index]).argmin())]
             # Codes on a tie may fall otherwise in float32.
+            np.testing.assert_allclose(found[number, index], errors, rtol=0.02)
+            chosen = GRID[int(np.abs(np.array(GRID) - side.clip[index]).argmin())]
             assert errors[GRID.index(chosen)] <= min(errors) * 1.01
 
 
 def test_a_cache_that_does_not_clip_is_refused_before_the_text_is_read(tiny, tmp_path, monkeypatch):
-    monkeypatch.setattr("jkvq.calibration.observe._observe_window", None)
+    monkeypatch.setattr("jkvq.calibration.observe._observe_sequence", None)
     with pytest.raises(jkvq.UserError, match="clip_for=int4: this cache does not clip"):
         jkvq.calibrate(tiny, text=TEXT, tokens=80, out=tmp_path / "out", clip_for="int4")
     assert not (tmp_path / "out").exists()
@@ -46,16 +54,26 @@ def _coded(x: np.ndarray, R: np.ndarray, clip: float) -> np.ndarray:
     return out
 
 
-def _exact(T: int) -> np.ndarray:
-    t, s = np.ogrid[:T, :T]
-    return (s < SINK) | (s > t - RECENT)
+def _packed(T: int) -> np.ndarray:
+    """Which tokens each query reads packed, by storing one token after another.
+
+    A page of the oldest tokens behind the sink is packed once ``RECENT`` newer ones are there.
+    """
+    packed, windowed = np.zeros((T, T), bool), []
+    for t in range(T):
+        packed[t] = packed[t - 1] if t else False
+        windowed += [t] if t >= SINK else []
+        if len(windowed) == PAGE + RECENT:
+            packed[t, windowed[:PAGE]] = True
+            windowed = windowed[PAGE:]
+    return packed
 
 
 def _key_error(layer, R, clip):
     coded, T, error = _coded(layer.k, R, clip), len(layer.k), 0.0
     for n in range(CONFIG.heads):
         logits = [layer.q[:, n] @ k[:, n // G].T / np.sqrt(H) for k in (layer.k, coded)]
-        e = np.where(np.tri(T, dtype=bool), np.exp(np.where(_exact(T), *logits)), 0.0)
+        e = np.where(np.tri(T, dtype=bool), np.exp(np.where(_packed(T), *logits[::-1])), 0.0)
         out = e / e.sum(-1, keepdims=True) @ layer.v[:, n // G]
         error += ((out - layer.out[:, n]) ** 2).sum()
     return error
@@ -64,6 +82,6 @@ def _key_error(layer, R, clip):
 def _value_error(layer, R, clip):
     lost, error = _coded(layer.v, R, clip) - layer.v, 0.0
     for n in range(CONFIG.heads):
-        packed = np.where(_exact(len(lost)), 0.0, layer.S[n])
+        packed = np.where(_packed(len(lost)), layer.S[n], 0.0)
         error += ((packed @ lost[:, n // G]) ** 2).sum()
     return error

@@ -40,6 +40,9 @@ def test_calibrate_then_inspect_and_generate(model, tmp_path):
     assert "200 tokens of text.txt" in seen
     assert "jkvq-int2" in seen
     assert "after it, on average" in seen
+    assert "the first 64 and the 256 most recent tokens, and pages of 64" in seen
+    manifest = json.loads(_jkvq("inspect", out, "--json"))
+    assert manifest["windows"] == {"sink": 64, "recent": 256, "page": 64}
     header = png.read_bytes()[:24]
     assert header[:8] == b"\x89PNG\r\n\x1a\n"
     assert min(struct.unpack(">II", header[16:])) > 400

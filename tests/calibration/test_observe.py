@@ -1,8 +1,9 @@
 import numpy as np
 import pytest
 
-from jkvq.calibration.observe import observe, spread
-from tests.calibration.numpy_model import layers_of, middles, moved, rope
+from jkvq.cache.page_rule import Windows
+from jkvq.calibration.observe import WINDOWS, observe, place_tokens
+from tests.calibration.numpy_model import layers_of, middles, moved, rope, stands
 from tests.tiny import CONFIG
 
 WINDOW = 80
@@ -17,13 +18,14 @@ def seen(tiny):
     return [layers_of(tiny.params, part) for part in parts]
 
 
-def test_tokens_are_spread_over_the_context_but_for_a_windows_first():
-    stands = np.stack([spread(index, 2048, 8192) for index in range(5)])
-    np.testing.assert_array_equal(stands[:, :64], np.broadcast_to(np.arange(64), (5, 64)))
-    rest = np.sort(stands[:, 64:].ravel())
+def test_tokens_are_placed_over_the_context_but_for_a_windows_first():
+    placed = np.stack([place_tokens(index, 2048, 8192, 64) for index in range(5)])
+    np.testing.assert_array_equal(placed[:, :64], np.broadcast_to(np.arange(64), (5, 64)))
+    rest = np.sort(placed[:, 64:].ravel())
     assert rest[0] >= 64 and rest[-1] < 8192
     assert np.diff(rest, prepend=64, append=8192).max() <= 4  # 8,128 places for 9,920 tokens
-    np.testing.assert_array_equal(spread(0, 40, 64), np.arange(40))
+    np.testing.assert_array_equal(place_tokens(0, 40, 64, 64), np.arange(40))
+    np.testing.assert_array_equal(place_tokens(3, 100, 1024, 16), stands(3, 100, 1024, 16))
 
 
 def expected(seen, layer: int, head: int) -> dict[str, np.ndarray]:
@@ -64,19 +66,22 @@ def expected(seen, layer: int, head: int) -> dict[str, np.ndarray]:
     }
 
 
-def expected_read(seen, layer: int, head: int, *, packed: bool) -> dict[str, np.ndarray]:
-    """The moments that scores weight: of all tokens, or of those behind windows of 64 + 256."""
+def expected_read(
+    seen, layer: int, head: int, windows: Windows, *, packed: bool
+) -> dict[str, np.ndarray]:
+    """The moments that scores weight: of all tokens, or of those that left the 16-bit windows."""
+    sink, recent, page = windows.sink, windows.recent, windows.page
     sums: dict[str, np.ndarray | float] = {}
     for i, w in enumerate(found[layer] for found in seen):
-        k, v = moved(w.k, len(w.k), i)[:, head], w.v[:, head]
-        middle = middles(len(k), len(k), i)
+        k, v = moved(w.k, len(w.k), i, sink=sink)[:, head], w.v[:, head]
+        middle = middles(len(k), len(k), i, sink=sink, page=page)
         angle = np.outer(middle, CONFIG.rope_theta ** -(np.arange(0, 16, 2) / 16))
         k = np.concatenate([k, np.cos(angle), np.sin(angle)], axis=1)
         v = np.concatenate([v, np.ones((len(v), 1))], axis=1)
         for n in range(head * G, head * G + G):
-            for t, q in enumerate(moved(w.q, len(w.q), i)[:, n]):
-                left = max(0, (t + 1 - 64 - 256) // 64 * 64)  # whole pages have left the windows
-                tokens = slice(64, 64 + left) if packed else slice(0, t + 1)
+            for t, q in enumerate(moved(w.q, len(w.q), i, sink=sink)[:, n]):
+                left = max(0, (t + 1 - sink - recent) // page * page)  # whole pages
+                tokens = slice(sink, sink + left) if packed else slice(0, t + 1)
                 S = w.S[n, t, tokens]
                 for name, x in {
                     "qq": S.sum() * np.outer(q, q),
@@ -87,13 +92,16 @@ def expected_read(seen, layer: int, head: int, *, packed: bool) -> dict[str, np.
     return {name: np.asarray(x) for name, x in sums.items()}
 
 
-def test_moments_of_what_is_read_equal_their_definitions(tiny):
-    tokens = [(5 * i * i + i) % 256 for i in range(900)]
-    windows = [layers_of(tiny.params, part) for part in (tokens[:450], tokens[450:])]
-    moments, _ = observe(CONFIG, tiny.params, tokens, window=450, context=CONFIG.context)
+@pytest.mark.parametrize(("windows", "length"), [(WINDOWS, 450), (Windows(8, 24, 16), 100)])
+def test_moments_of_what_is_read_equal_their_definitions(tiny, windows, length):
+    tokens = [(5 * i * i + i) % 256 for i in range(2 * length)]
+    seen = [layers_of(tiny.params, part) for part in (tokens[:length], tokens[length:])]
+    moments, _ = observe(
+        CONFIG, tiny.params, tokens, window=length, context=CONFIG.context, windows=windows
+    )
     for layer, head in np.ndindex(CONFIG.layers, CONFIG.kv_heads):
         for kind in ("read", "packed"):
-            wanted = expected_read(windows, layer, head, packed=kind == "packed")
+            wanted = expected_read(seen, layer, head, windows, packed=kind == "packed")
             for name, x in wanted.items():
                 found = getattr(getattr(moments, kind), name)[layer, head]
                 assert np.abs(x).max() > 0

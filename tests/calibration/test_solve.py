@@ -66,7 +66,9 @@ def test_oscar_rotations_equal_numpys(tiny, seen, tmp_path, shared):
             "value": [output_moment(layer, k) for k in range(K)],
         }
         for name, second in seconds.items():
-            found = getattr(artefact.calibration, name).rotation[index].astype(np.float64)
+            found = (
+                getattr(artefact.calibration, name).all_tokens.rotation[index].astype(np.float64)
+            )
             for head in range(K):
                 C = np.mean(second, axis=0) if shared else second[head]
                 check_oscar(found[head], C)
@@ -77,7 +79,7 @@ def test_oscar_rotations_equal_numpys(tiny, seen, tmp_path, shared):
 def test_balanced_rotations_equal_numpys(tiny, seen, tmp_path, shared):
     """P = M M^T is the one positive solution of P C P = E, and P^(-1/2) M are eigenvectors.
 
-    No token has left the windows: behind them the moments are those of all, damped more.
+    No token has left the windows: past them the moments are those of all, damped more.
     """
     calibration = made(tiny, tmp_path, "jkvq", shared=shared).calibration
     for index, layer in enumerate(seen):
@@ -94,17 +96,17 @@ def test_balanced_rotations_equal_numpys(tiny, seen, tmp_path, shared):
                 mean, centred = about(x[:, head], received, middle)
                 moments[name].append(((centred * received[:, None]).T @ centred, E))
                 found, atol = getattr(calibration, name), 1e-5 * np.abs(mean).max()
-                np.testing.assert_allclose(found.mean[index, head], mean, atol=atol)
+                np.testing.assert_allclose(found.all_tokens.mean[index, head], mean, atol=atol)
                 plain = about(x[:, head], np.ones(TOKENS), middle)[0]
-                np.testing.assert_allclose(found.packed_mean[index, head], plain, atol=atol)
+                np.testing.assert_allclose(found.past_windows.mean[index, head], plain, atol=atol)
         for name, pairs in moments.items():
-            for head, (part, damping) in itertools.product(
-                range(K), (("", 1e-3), ("packed_", 3e-2))
+            found = getattr(calibration, name)
+            for head, (transform, damping) in itertools.product(
+                range(K), ((found.all_tokens, 1e-3), (found.past_windows, 3e-2))
             ):
                 C, E = np.mean(pairs, axis=0) if shared else pairs[head]
                 C, E = (x + damping * np.trace(x) / H * np.eye(H) for x in (C, E))
-                found = getattr(calibration, name)
-                M = getattr(found, f"{part}rotation")[index, head].astype(np.float64)
+                M = transform.rotation[index, head].astype(np.float64)
                 P = M @ M.T
                 back = P @ C @ P
                 # Angles are float32 numbers of up to a thousand there.
@@ -113,7 +115,7 @@ def test_balanced_rotations_equal_numpys(tiny, seen, tmp_path, shared):
                 )
                 half = scipy.linalg.sqrtm(P)
                 check_eigenvectors(np.linalg.inv(half) @ M, half @ C @ half)
-                spread = getattr(found, f"{part}spread")[index, head]
+                spread = transform.spread[index, head]
                 # The sums here are means there.
                 variance = np.diag(M.T @ C @ M)
                 np.testing.assert_allclose(
@@ -121,12 +123,12 @@ def test_balanced_rotations_equal_numpys(tiny, seen, tmp_path, shared):
                 )
 
 
-def test_tokens_behind_windows_have_rotations_of_their_own(tiny, tmp_path):
+def test_tokens_past_windows_have_rotations_of_their_own(tiny, tmp_path):
     long = Corpus("squares", "".join(chr(97 + i * i % 23) for i in range(500)))
     found = jkvq.calibrate(tiny, text=long, tokens=500, out=tmp_path / "long").calibration
     for side, part in itertools.product((found.key, found.value), ("mean", "rotation")):
-        all_tokens, packed = (getattr(side, name) for name in (part, f"packed_{part}"))
-        assert np.abs(packed - all_tokens).max() > 0.01
+        every, past = (getattr(each, part) for each in (side.all_tokens, side.past_windows))
+        assert np.abs(past - every).max() > 0.01
 
 
 def test_means_equal_numpys(tiny, seen, tmp_path):
@@ -135,24 +137,26 @@ def test_means_equal_numpys(tiny, seen, tmp_path):
         received = layer.S.sum(1).reshape(K, G, -1).sum(1).T[..., None]
         in_page = rope(layer.k, -middles(TOKENS, TOKENS, 0))
         for side, x in ((calibration.key, in_page), (calibration.value, layer.v)):
-            assert side.mean is not None and side.packed_mean is not None
-            assert side.rotation is None
+            means = side.all_tokens.mean, side.past_windows.mean
+            assert means[0] is not None and means[1] is not None
+            assert side.all_tokens.rotation is None
             read = (x * received).sum(0) / received.sum(0)
-            np.testing.assert_allclose(side.mean[index], read, atol=1e-5)
-            np.testing.assert_allclose(side.packed_mean[index], x.mean(0), atol=1e-5)
+            np.testing.assert_allclose(means[0][index], read, atol=1e-5)
+            np.testing.assert_allclose(means[1][index], x.mean(0), atol=1e-5)
 
 
 def test_hessian_rotation_equals_numpys(tiny, seen, tmp_path):
     calibration = made(tiny, tmp_path, "hessian", order=8).calibration
-    assert calibration.key.rotation is not None
-    assert calibration.value.rotation is None
+    rotation = calibration.key.all_tokens.rotation
+    assert rotation is not None
+    assert calibration.value.all_tokens.rotation is None
     blocks = np.kron(np.eye(2), scipy.linalg.hadamard(8) / np.sqrt(8))
     for index, layer in enumerate(seen):
         q = layer.q.reshape(-1, H)
         M = q.T @ q / len(q)
         M = M + 0.01 * np.trace(M) / H * np.eye(H)
         for head in range(K):
-            check_eigenvectors(calibration.key.rotation[index, head] @ blocks.T, M)
+            check_eigenvectors(rotation[index, head] @ blocks.T, M)
 
 
 @pytest.mark.parametrize(
@@ -186,14 +190,14 @@ def test_block_widths_spend_bits_where_numpys_scores_are_high(
 
 
 def test_ablations_change_what_they_name(tiny, seen, tmp_path):
-    R = made(tiny, tmp_path, "oscar", key_target="k", value_target="v").calibration
-    assert R.key.rotation is not None
-    assert R.value.rotation is not None
+    found = made(tiny, tmp_path, "oscar", key_target="k", value_target="v").calibration
+    key_R, value_R = found.key.all_tokens.rotation, found.value.all_tokens.rotation
+    assert key_R is not None and value_R is not None
     for index, layer in enumerate(seen):
         for head in range(K):
             k, v = layer.k[:, head], layer.v[:, head]
-            for found, x in ((R.key.rotation, k), (R.value.rotation, v)):
-                check_oscar(found[index, head].astype(np.float64), x.T @ x / len(x))
+            for R, x in ((key_R, k), (value_R, v)):
+                check_oscar(R[index, head].astype(np.float64), x.T @ x / len(x))
 
 
 @pytest.mark.parametrize(

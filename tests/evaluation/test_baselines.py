@@ -10,8 +10,8 @@ import jkvq
 from jkvq.cache.shape import CacheShape
 from jkvq.cache.spec import EVALUATED_ONLY, parse_spec
 from jkvq.evaluation.baselines import BASELINES, ChannelWise
-from jkvq.evaluation.perplexity import Baseline, subject
 from jkvq.evaluation.reconstruct import attend_reconstructed
+from jkvq.evaluation.subjects import Baseline, subject
 from jkvq.models.decoder import run
 from tests import reference
 from tests.tiny import CONFIG

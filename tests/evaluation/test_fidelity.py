@@ -9,8 +9,8 @@ import pytest
 
 import jkvq
 from jkvq.evaluation.fidelity import fidelity
-from jkvq.evaluation.perplexity import reconstruction, subject
 from jkvq.evaluation.plots import check_plot, draw_fidelity
+from jkvq.evaluation.subjects import reconstruction, subject
 from jkvq.models.decoder import run
 from tests import reference
 from tests.tiny import CONFIG

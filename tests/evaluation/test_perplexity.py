@@ -1,5 +1,4 @@
 import dataclasses
-import gzip
 
 import jax
 import jax.numpy as jnp
@@ -10,15 +9,9 @@ import jkvq
 from jkvq.cache.layout import empty_cache
 from jkvq.cache.shape import CacheShape
 from jkvq.engine.forward import forward
-from jkvq.evaluation.perplexity import (
-    Cached,
-    compare,
-    first_tokens,
-    perplexity,
-    read_text,
-    spans,
-    subject,
-)
+from jkvq.evaluation.corpus import first_tokens, read_text
+from jkvq.evaluation.perplexity import compare, perplexity, windows
+from jkvq.evaluation.subjects import Cached, subject
 from jkvq.models.decoder import logits
 from tests.tiny import CONFIG
 
@@ -28,7 +21,12 @@ def test_perplexity_equals_one_pass_over_all_tokens(tiny):
     table = jnp.arange(1, 76, dtype=jnp.int32)[None]
     cache = empty_cache(tiny.spec, CacheShape.of(CONFIG), 76, table)
     hidden, _ = forward(
-        *(CONFIG, tiny.params, tiny.basis, cache, jnp.asarray([tokens]), jnp.array([600])),
+        CONFIG,
+        tiny.params,
+        tiny.basis,
+        cache,
+        jnp.asarray([tokens]),
+        jnp.array([600]),
         phase="prefill",
     )
     scores = np.asarray(logits(CONFIG, tiny.params, hidden), np.float64)[0, :-1]
@@ -66,14 +64,39 @@ def test_compare_measures_kl_from_the_reference(tiny):
     assert (found["f32"].bits_per_element, perplexity(tiny, tokens).kl) == (32.0 * 304 / 300, None)
 
 
-@pytest.mark.parametrize(("context", "stride"), [(100, 100), (100, 30), (64, 1), (300, 7), (1, 1)])
-def test_spans_score_every_token_but_the_first_once(context, stride):
+@pytest.mark.parametrize(
+    ("context", "stride", "leading"),
+    [
+        *((100, 100, 0), (100, 30, 0), (64, 1, 0), (300, 7, 0), (1, 1, 0)),
+        *((100, 99, 1), (100, 30, 1), (2, 1, 1), (300, 7, 1), (10, 4, 2)),
+    ],
+)
+def test_windows_begin_with_the_leading_tokens_and_score_every_other_once(context, stride, leading):
+    tokens = list(range(150))
     scored = []
-    for start, stop, fresh in spans(150, context, stride):
-        assert 0 < stop - start <= context
-        assert start < fresh  # a token is predicted from those before it in the window
-        scored += range(fresh, min(stop, 149) + 1)
-    assert scored == list(range(1, 150))
+    for inputs, targets, first in windows(tokens, context, stride, leading=leading):
+        assert leading < len(inputs) <= context
+        assert inputs[:leading] == tokens[:leading]
+        text = inputs[leading:]
+        assert text == list(range(text[0], text[-1] + 1))
+        for index, target in enumerate(targets):
+            # Of what the window has before the target, the last is the text's token before it.
+            assert inputs[index] == target - 1 or (index == leading - 1 and target == text[0])
+        assert first >= max(0, leading - 1)
+        scored += targets[first:]
+    assert scored == list(range(max(leading, 1), 150))
+
+
+def test_every_window_of_a_model_with_bos_is_read_behind_it(tiny):
+    tokens = [0, *((11 * i * i + i) % 255 + 1 for i in range(119))]
+    losses = []
+    for start, stop, fresh in ((1, 60, 1), (31, 90, 61), (61, 120, 91)):
+        predicted = _log_probabilities(tiny, [0, *tokens[start:stop]])
+        for index in range(fresh, min(stop, 119) + 1):
+            losses.append(-predicted[index - start, tokens[index]])
+    found = compare({"": Cached(tiny)}, tokens, context=60, stride=30, leading=1)[""]
+    assert found.scored == len(losses) == 119
+    assert found.nll == pytest.approx(np.mean(losses), rel=1e-5)
 
 
 def test_windows_see_only_their_own_tokens(tiny):
@@ -129,24 +152,6 @@ def test_perplexity_of_a_broken_model_is_refused(tiny):
     params = {**tiny.params, "norm": {"weight": jnp.full(CONFIG.width, jnp.nan)}}
     with pytest.raises(jkvq.UserError, match="NaN"):
         perplexity(dataclasses.replace(tiny, params=params), [65, 66])
-
-
-def test_read_text_unpacks_gz_and_refuses_what_is_no_text(tmp_path):
-    (tmp_path / "a.txt").write_text("é")
-    (tmp_path / "a.gz").write_bytes(gzip.compress("é".encode()))
-    assert read_text(tmp_path / "a.txt") == read_text(tmp_path / "a.gz") == "é"
-    (tmp_path / "cut.gz").write_bytes(gzip.compress(b"text" * 100)[:-9])
-    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
-    for name in ("cut.gz", "binary"):
-        with pytest.raises(jkvq.UserError, match=f"{name} cannot be read as UTF-8 text"):
-            read_text(tmp_path / name)
-    with pytest.raises(jkvq.UserError, match="there is no file"):
-        read_text(tmp_path / "missing")
-
-
-def test_first_tokens_of_a_short_text_is_refused(tiny):
-    with pytest.raises(jkvq.UserError, match="10 tokens were asked for and the text has 5"):
-        first_tokens(tiny, "Hello", 10)
 
 
 def test_smollm2_perplexity_on_wikitext(smollm2, wikitext):

@@ -6,7 +6,9 @@ import pytest
 
 import jkvq
 from jkvq.calibration.prose import default_text
-from jkvq.evaluation.perplexity import Cached, compare, first_tokens
+from jkvq.evaluation.corpus import first_tokens
+from jkvq.evaluation.perplexity import compare
+from jkvq.evaluation.subjects import Cached
 from jkvq.loading.self_check import BROKEN, Check, check_cache
 from tests.tiny import tiny_llm
 

@@ -1,0 +1,42 @@
+"""Texts as a model reads them: from a file to tokens that begin as a prompt does."""
+
+import gzip
+from pathlib import Path
+
+from jkvq.llm import LLM
+from jkvq.models.tokenizer import Tokenizer
+from jkvq.support.errors import UserError
+
+
+def read_text(path: Path) -> str:
+    """The text of a file, unpacked if it ends in .gz."""
+    if not path.is_file():
+        raise UserError(f"there is no file {path}")
+    try:
+        data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        return data.decode("utf-8")
+    except (OSError, EOFError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} cannot be read as UTF-8 text: {error}") from None
+
+
+def leading_tokens(tokenizer: Tokenizer) -> list[int]:
+    """The tokens that the tokenizer puts before every text: BOS, or none."""
+    plain = list(tokenizer.hf.encode("a", add_special_tokens=False))
+    whole = tokenizer.encode("a")
+    places = range(len(whole) - len(plain) + 1)
+    return whole[: next(i for i in places if whole[i : i + len(plain)] == plain)]
+
+
+def first_tokens(llm: LLM, text: str, count: int) -> list[int]:
+    """The first ``count`` tokens of a text, which begins as a prompt does.
+
+    ``leading_tokens`` count among them.
+    """
+    leading = leading_tokens(llm.tokenizer)
+    tokens = leading + list(llm.tokenizer.hf.encode(text, add_special_tokens=False))
+    if len(tokens) < count:
+        raise UserError(
+            f"{count} tokens were asked for and the text has {len(tokens)}: ask for fewer, or give "
+            "a longer text"
+        )
+    return tokens[:count]

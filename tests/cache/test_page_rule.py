@@ -1,0 +1,25 @@
+import numpy as np
+import pytest
+
+from jkvq.cache.page_rule import Windows
+
+
+@pytest.mark.parametrize(
+    "windows", [Windows(0, 0, 8), Windows(0, 5, 8), Windows(4, 1, 8), Windows(16, 24, 16)]
+)
+def test_tokens_are_packed_by_pages_when_they_leave_the_recent_window(windows):
+    waiting, stored = [], []
+    for t in range(100):
+        if t >= windows.sink:
+            waiting.append(t)
+        whole = windows.page if windows.windowed else 1
+        while len(waiting) >= windows.recent + whole:
+            stored, waiting = stored + waiting[:whole], waiting[whole:]
+        assert windows.packed(t + 1) == len(stored)
+        reads = windows.reads_packed(np.array([t]), np.arange(t + 1))
+        assert np.flatnonzero(reads).tolist() == stored
+        if stored:
+            page = [token // windows.page for token in range(len(stored))]
+            assert windows.page_number(np.array(stored)).tolist() == page
+            first = windows.sink + page[-1] * windows.page
+            assert windows.middle(stored[-1]) == first + windows.page // 2
