@@ -21,7 +21,7 @@ CENTRED = dataclasses.replace(PLAIN, center=True)
 BOTH = dataclasses.replace(TURNED, center=True)
 CALIBRATION = random_calibration(CONFIG.cache_shape)
 STRETCHING = Calibration(
-    *(SideCalibration(side.past_windows) for side in (CALIBRATION.key, CALIBRATION.value))
+    SideCalibration(CALIBRATION.key.past_windows), SideCalibration(CALIBRATION.value.past_windows)
 )
 
 
