@@ -8,7 +8,7 @@ from jaxtyping import Array, Float, Int
 
 _ROUNDS = 50  # of Lloyd's iteration, at most
 _ENOUGH = 1e-3  # a round that gains less than this part of the error is the last
-_CHUNK_DISTANCES = 2**25  # held at a time
+_CHUNK_DISTANCES = 2**25  # in memory at a time
 
 
 @functools.partial(jax.jit, static_argnames=("count", "starts"))
@@ -17,11 +17,11 @@ def kmeans(
 ) -> Float[Array, "C D"]:
     """The centroids with the least squared error among some starts."""
     keys = jax.random.split(jax.random.key(seed), starts)
-    found, errors = jax.lax.map(lambda key: _lloyd(x, _spread(x, count, key)), keys)
+    found, errors = jax.lax.map(lambda key: _lloyd(x, _plus_plus(x, count, key)), keys)
     return found[errors.argmin()]
 
 
-def _spread(x: Float[Array, "T D"], count: int, key) -> Float[Array, "C D"]:
+def _plus_plus(x: Float[Array, "T D"], count: int, key) -> Float[Array, "C D"]:
     """k-means++: each next centre is a token, by chance of its squared distance to those before."""
 
     def draw(distance, key):

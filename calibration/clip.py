@@ -17,7 +17,7 @@ from jkvq.cache.calibrated import Calibration
 from jkvq.cache.shape import CacheShape
 from jkvq.cache.spec import CacheSpec, spec_text
 from jkvq.calibration.observe import causal, sequences
-from jkvq.calibration.solve import Options
+from jkvq.calibration.solve import CalibrationOptions
 from jkvq.models.config import ModelConfig
 from jkvq.models.decoder import Params, run
 from jkvq.pallas_kernels.reference.dense_attention import products, softmax, weighted_sum
@@ -39,7 +39,7 @@ def choose_clips(
     tokens: Sequence[int],
     spec: CacheSpec,
     calibration: Calibration,
-    options: Options,
+    options: CalibrationOptions,
     leading: int = 0,
 ) -> Calibration:
     """The calibration with the clip ratios that serve a spec best; ``leading`` as in `observe`."""

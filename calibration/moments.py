@@ -45,7 +45,7 @@ class Read:
     def k_covariance(self) -> Float[Any, "L K H H"]:
         """Of keys about their mean, which stands in the middle of their pages."""
         H = self.qq.shape[-1]
-        return _moved(self.kk, -_turns(self.k_mean))[..., :H, :H]
+        return _moved(self.kk, -_rotations(self.k_mean))[..., :H, :H]
 
     @property
     def v_covariance(self) -> Float[Any, "L K H H"]:
@@ -53,11 +53,11 @@ class Read:
 
     def moved(self, k: Float[Any, "L K H"], v: Float[Any, "L K H"]) -> "Read":
         """These where values are larger by v, and keys by k in the middle of their pages."""
-        return Read(self.qq, _moved(self.kk, _turns(k)), _moved(self.vv, v[..., None]))
+        return Read(self.qq, _moved(self.kk, _rotations(k)), _moved(self.vv, v[..., None]))
 
 
-def _turns(mean: Float[np.ndarray, "*n H"]) -> Float[np.ndarray, "*n H H"]:
-    """The matrix that takes (cos, sin) of an angle for each pair to the mean turned by them."""
+def _rotations(mean: Float[np.ndarray, "*n H"]) -> Float[np.ndarray, "*n H H"]:
+    """The matrix that takes (cos, sin) of an angle for each pair to the mean rotated by them."""
     a, b = (x[..., None] * np.eye(x.shape[-1]) for x in np.split(mean, 2, axis=-1))
     return np.concatenate([np.concatenate([a, -b], -1), np.concatenate([b, a], -1)], axis=-2)
 

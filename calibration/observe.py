@@ -4,7 +4,7 @@ The text is cut into windows, each a sequence of its own; a window is one jitted
 are added up in float64 on the host. Memory does not grow with the text, unless keys and values are
 captured.
 
-A window is short beside the context that a cache serves, and slow rotary pairs have hardly turned
+A window is short beside the context that a cache serves, and slow rotary pairs have hardly rotated
 at its end: keys from later on lie elsewhere. Scores depend on distances alone, so a token's queries
 and keys count as if it stood elsewhere with all that it sees: tokens are placed evenly over the
 context, but for a window's first ones, which are a sequence's first wherever it ends.
@@ -81,8 +81,8 @@ def observe(
 def place_tokens(index: int, width: int, context: int, first: int) -> Int[np.ndarray, " T"]:
     """Where the tokens of a window of this width stand, the ``first`` ones where they are."""
     position = np.arange(width)
-    turns = (index * width + position) * _GOLDEN % 1.0
-    anywhere = first + np.floor(turns * max(context - first, 0))
+    part = (index * width + position) * _GOLDEN % 1.0
+    anywhere = first + np.floor(part * max(context - first, 0))
     return np.where(position < first, position, anywhere).astype(np.int32)
 
 
@@ -187,8 +187,8 @@ def _attention(places: _Places, q: Float[Array, "T N H"], k, v, scale: float) ->
     by_page, by_step = out[..., H:], back[..., H:].sum(2) / G
     # A query reads page j packed if j < packed_pages.
     given = jnp.where((number < packed_pages[:, None])[:, None, None], by_page, 0.0)
-    behind = (page[:, None] >= 0) & (page[:, None] < number)
-    taken = jnp.where(behind[:, None], by_step, 0.0)
+    packed = (page[:, None] >= 0) & (page[:, None] < number)
+    taken = jnp.where(packed[:, None], by_step, 0.0)
     return _Attention(out[..., :H], back[..., :H], given.sum(-1), by_step.sum(-1), taken.sum(-1))
 
 

@@ -34,7 +34,7 @@ VALUE_TARGETS = ("output", "weighted", "v")
 
 
 @dataclass(frozen=True)
-class Options:
+class CalibrationOptions:
     """How a method calibrates; the defaults are what the presets want.
 
     shared: one rotation for all KV heads of a layer, as OSCAR's published artefacts have.
@@ -103,12 +103,14 @@ class Solution:
     value: Spectra = field(default_factory=Spectra)
 
 
-def method_label(method: str, options: Options) -> str:
+def method_label(method: str, options: CalibrationOptions) -> str:
     """The method, with its number of centroids if it has them."""
     return f"kmeans{options.centroids}" if method == "kmeans" else method
 
 
-def check_method(method: str, options: Options, config: ModelConfig, tokens: int) -> None:
+def check_method(
+    method: str, options: CalibrationOptions, config: ModelConfig, tokens: int
+) -> None:
     """Refuses what cannot be calibrated."""
     head_dim = config.head_dim
     if method not in METHODS:
@@ -134,12 +136,11 @@ def check_method(method: str, options: Options, config: ModelConfig, tokens: int
             f"centroids={options.centroids}: at least as many tokens are needed, and tokens is "
             f"{tokens}"
         )
-    targets = options.key_target, options.value_target
-    if method != "oscar" and targets != (Options.key_target, Options.value_target):
+    usual = CalibrationOptions.key_target, CalibrationOptions.value_target
+    if method != "oscar" and (options.key_target, options.value_target) != usual:
         raise UserError(
             f"key_target={options.key_target}, value_target={options.value_target}: other targets "
-            f"than {Options.key_target} and {Options.value_target} only with method oscar, and the "
-            f"method is {method}"
+            f"than {usual[0]} and {usual[1]} only with method oscar, and the method is {method}"
         )
     if method != "oscar" and options.without:
         raise UserError(f"without={'+'.join(options.without)}: only with method oscar")
@@ -149,7 +150,7 @@ def check_method(method: str, options: Options, config: ModelConfig, tokens: int
 
 def solve(
     method: str,
-    options: Options,
+    options: CalibrationOptions,
     moments: Moments,
     captured: Captured | None,
     projected: Float[np.ndarray, "L K H H"],
@@ -199,7 +200,7 @@ def _centred(moments: Moments) -> tuple[SideCalibration, SideCalibration]:
     )
 
 
-def _balanced(label, options: Options, moments: Moments, projected) -> Solution:
+def _balanced(label, options: CalibrationOptions, moments: Moments, projected) -> Solution:
     """Balanced rotations: of all tokens, and of those that queries read past windows.
 
     The latter are few, and differ from text to text: they are damped more, and centred plainly.
@@ -225,7 +226,7 @@ def _balanced(label, options: Options, moments: Moments, projected) -> Solution:
     return Solution(Calibration(key, value, label), key_spectra, value_spectra)
 
 
-def _rotated(label, options: Options, moments: Moments) -> Solution:
+def _rotated(label, options: CalibrationOptions, moments: Moments) -> Solution:
     """OSCAR's rotations."""
     kk, vv = moments.kk, moments.vv
     targets = {
@@ -249,15 +250,15 @@ def _rotated_by(side: SideCalibration, R) -> SideCalibration:
 
 
 def _spectra(eigenvalues, stored, R) -> Spectra:
-    turned = np.einsum("...hi,...hj,...ji->...i", R, stored, R, optimize=True)
+    rotated = np.einsum("...hi,...hj,...ji->...i", R, stored, R, optimize=True)
     return Spectra(
         _float32(eigenvalues),
         _float32(np.diagonal(stored, axis1=-2, axis2=-1)),
-        _float32(turned),
+        _float32(rotated),
     )
 
 
-def _centroids(name: str, tokens: np.ndarray, options: Options) -> np.ndarray:
+def _centroids(name: str, tokens: np.ndarray, options: CalibrationOptions) -> np.ndarray:
     L, T, K, H = tokens.shape
     found = []
     with count_bar(f"Clustering {name}s", L) as bar:

@@ -19,7 +19,7 @@ from jkvq.calibration.artefact import default_folder, load_artefact
 from jkvq.calibration.drawing import draw
 from jkvq.calibration.explain import explain
 from jkvq.calibration.rotations import FACTORS
-from jkvq.calibration.solve import KEY_TARGETS, METHODS, VALUE_TARGETS, Options
+from jkvq.calibration.solve import KEY_TARGETS, METHODS, VALUE_TARGETS, CalibrationOptions
 from jkvq.cli.evaluate import evaluation
 from jkvq.cli.shared import (
     AsJson,
@@ -163,14 +163,14 @@ def calibrate(
     ] = None,
     shared: Annotated[
         bool, typer.Option("--shared", help="One rotation for all KV heads of a layer.")
-    ] = Options.shared,
+    ] = CalibrationOptions.shared,
     key_target: Annotated[
         str, typer.Option(help=f"What turns OSCAR's keys: {', '.join(KEY_TARGETS)}.")
-    ] = Options.key_target,
+    ] = CalibrationOptions.key_target,
     value_target: Annotated[
         str,
         typer.Option(help=f"What turns OSCAR's values: {', '.join(VALUE_TARGETS)}."),
-    ] = Options.value_target,
+    ] = CalibrationOptions.value_target,
     without: Annotated[
         list[str] | None,
         typer.Option(help=f"Leave out of OSCAR's rotation: {', '.join(FACTORS)}; may be repeated."),
@@ -181,24 +181,28 @@ def calibrate(
             help="Of the block Hadamard behind the Hessian rotation.",
             show_default="the largest up to 128",
         ),
-    ] = Options.order,
-    centroids: Annotated[int, typer.Option(help="Of k-means.")] = Options.centroids,
-    starts: Annotated[int, typer.Option(help="Of k-means; the best is kept.")] = Options.starts,
-    seed: Annotated[int, typer.Option(help="Of k-means.")] = Options.seed,
+    ] = CalibrationOptions.order,
+    centroids: Annotated[int, typer.Option(help="Of k-means.")] = CalibrationOptions.centroids,
+    starts: Annotated[
+        int, typer.Option(help="Of k-means; the best is kept.")
+    ] = CalibrationOptions.starts,
+    seed: Annotated[int, typer.Option(help="Of k-means.")] = CalibrationOptions.seed,
     score: Annotated[
         str, typer.Option(help=f"What a rotary block is worth: {', '.join(SCORES)}.")
-    ] = Options.score,
+    ] = CalibrationOptions.score,
     clip_for: Annotated[
         str | None,
         typer.Option(help="Choose the clip ratios of each layer for this cache, as oscar-int2."),
-    ] = Options.clip_for,
-    window: Annotated[int, typer.Option(help="Tokens that see each other.")] = Options.window,
+    ] = CalibrationOptions.clip_for,
+    window: Annotated[
+        int, typer.Option(help="Tokens that see each other.")
+    ] = CalibrationOptions.window,
     context: Annotated[
         int | None,
         typer.Option(
             help="The longest sequence that caches are to serve.", show_default="the model's"
         ),
-    ] = Options.context,
+    ] = CalibrationOptions.context,
     dtype: Dtype = None,
     as_json: AsJson = False,
 ):

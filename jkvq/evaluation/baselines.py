@@ -54,16 +54,16 @@ class ChannelWise:
         del index
         return self
 
-    def exact(self, k, v):
+    def windowed(self, k, v):
         return as_bfloat16(k.astype(jnp.float32)), as_bfloat16(v.astype(jnp.float32))
 
     def coded(self, k, v):
-        k, v = self.exact(k, v)
+        k, v = self.windowed(k, v)
         return self._coded_keys(k), _decoded(v, self.bits, min(self.value_group, v.shape[-1]))
 
     def reads_coded(self, position, tokens):
         index = jnp.arange(tokens)[None] - self.sink
-        keys, values = (held[:, None] for held in self.quantized(position))
+        keys, values = (count[:, None] for count in self.quantized(position))
         return (index >= 0) & (index < keys), (index >= 0) & (index < values)
 
     def quantized(self, stored):

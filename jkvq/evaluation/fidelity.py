@@ -2,7 +2,7 @@
 
 Keys, values, scores and outputs are compared on the exact activations of each layer; the hidden
 states are those of a model that runs over the cache, against those of one that does not. One layer
-is held at a time, and its queries are taken in blocks.
+is in memory at a time, and its queries are taken in blocks.
 """
 
 import functools
@@ -143,14 +143,14 @@ def _attention_errors(
 ) -> dict[str, Float[Array, ""]]:
     q, k, v, out_weight = (x.astype(jnp.float32) for x in (q, k, v, out_weight))
     T = len(q)
-    exact, coded = kept.exact(k, v), kept.coded(k, v)
+    windowed, coded = kept.windowed(k, v), kept.coded(k, v)
 
     def block(q: Float[Array, "t N H"], position: Int[Array, " t"]):
         """Sums over a block of queries; those past the end count for nothing."""
         real, seen = position < T, causal(position, T)
         key_coded, value_coded = kept.reads_coded(position, T)
         true = scores(q, k, k, key_coded)
-        read = scores(q, exact[0], coded[0], key_coded)
+        read = scores(q, windowed[0], coded[0], key_coded)
         counted = (seen & real[:, None])[None, None]
         weights, logs = _log_softmax(scale * true, seen)
         read_weights, read_logs = _log_softmax(scale * read, seen)
@@ -159,7 +159,7 @@ def _attention_errors(
         top, read_top = (jax.lax.top_k(w, _TOP)[1] for w in (weights, read_weights))
         kept_top = (top[..., None] == read_top[..., None, :]).any(-1).mean(-1)
         mixed = mix(weights, v, v, value_coded)
-        read_mixed = mix(read_weights, exact[1], coded[1], value_coded)
+        read_mixed = mix(read_weights, windowed[1], coded[1], value_coded)
         flat = jnp.where(real[:, None], (read_mixed - mixed).reshape(len(q), -1), 0.0)
         mixed = jnp.where(real[:, None], mixed.reshape(len(q), -1), 0.0)
         after, error_after = (
@@ -191,8 +191,8 @@ def _rope_score(config: ModelConfig, kept: LayerReconstruction, q, k, v):
     q, k, v = (x.astype(jnp.float32) for x in (q, k, v))
     error = kept.coded(k, v)[0] - k
     q = q.reshape(len(q), k.shape[1], -1, q.shape[-1])  # [T, K, G, H]
-    turns = angles(jnp.asarray(config.rope_frequency), jnp.asarray(_OFFSETS))
-    return jnp.abs(rotated_dots(q, error[:, :, None], *turns)).mean()
+    offsets = angles(jnp.asarray(config.rope_frequency), jnp.asarray(_OFFSETS))
+    return jnp.abs(rotated_dots(q, error[:, :, None], *offsets)).mean()
 
 
 @jax.jit

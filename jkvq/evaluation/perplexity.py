@@ -135,10 +135,10 @@ def _checked_windows(
         )
     stride = context - leading if stride is None else stride
     if not 1 <= stride <= context - leading:
-        held = f"the context of {context}"
+        most = f"the context of {context}"
         if leading:
-            held += f" without the leading {leading}"
-        raise UserError(f"stride={stride}: from 1 to {held}")
+            most += f" without the leading {leading}"
+        raise UserError(f"stride={stride}: from 1 to {most}")
     context = min(context, tokens)
     if not 0 <= position <= config.context - context:
         raise UserError(

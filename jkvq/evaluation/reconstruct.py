@@ -30,8 +30,8 @@ class LayerReconstruction(Protocol):
         """Keys and values of tokens 0 to S - 1 as their codes give them back."""
         ...
 
-    def exact(self, k: Tokens, v: Tokens) -> tuple[Tokens, Tokens]:
-        """The same as a window or buffer gives them back."""
+    def windowed(self, k: Tokens, v: Tokens) -> tuple[Tokens, Tokens]:
+        """The same as a 16-bit window or buffer gives them back."""
         ...
 
     def reads_coded(
@@ -59,15 +59,15 @@ class TokenWiseLayer:
 
     def coded(self, k, v):
         def code(side: SideBasis, x):
-            if self.spec.windowed:  # a token is coded as the window holds it
-                x = self._held(side, x)
+            if self.spec.windowed:  # what is coded is what the window had
+                x = self._in_16_bits(side, x)
             codec = side.codec(self.layer)
             return codec.decode(codec.encode(x), jnp.ones(x.shape[:2], bool))
 
         return self._through(k, v, code)
 
-    def exact(self, k, v):
-        return self._through(k, v, self._held)
+    def windowed(self, k, v):
+        return self._through(k, v, self._in_16_bits)
 
     def reads_coded(self, position, tokens):
         packed = self.spec.reads_packed(position[:, None], jnp.arange(tokens)[None])
@@ -86,8 +86,8 @@ class TokenWiseLayer:
         return through(self.key, k), through(self.value, v)
 
     @staticmethod
-    def _held(side: SideBasis, x):
-        """As a window holds it."""
+    def _in_16_bits(side: SideBasis, x):
+        """As a 16-bit window gives it back; in a cache of float32 its window is that too."""
         floats = jnp.float32 if side.spec.bits == 32 else jnp.float16
         return from_words(to_words(x, floats), floats)
 
@@ -104,18 +104,21 @@ class TokenWise:
 
 
 def scores(
-    q: Float[Array, "T N H"], exact: Tokens, coded: Tokens, reads_coded: Bool[Array, "T S"]
+    q: Float[Array, "T N H"], windowed: Tokens, coded: Tokens, reads_coded: Bool[Array, "T S"]
 ) -> Float[Array, "K G T S"]:
-    """q . k of every pair, not scaled; k as ``reads_coded`` says."""
-    return jnp.where(reads_coded[None, None], products(q, coded), products(q, exact))
+    """q . k of every pair, not scaled; k as coded where ``reads_coded``, else as windowed."""
+    return jnp.where(reads_coded[None, None], products(q, coded), products(q, windowed))
 
 
 def mix(
-    weights: Float[Array, "K G T S"], exact: Tokens, coded: Tokens, reads_coded: Bool[Array, "T S"]
+    weights: Float[Array, "K G T S"],
+    windowed: Tokens,
+    coded: Tokens,
+    reads_coded: Bool[Array, "T S"],
 ) -> Float[Array, "T N H"]:
-    """The weighted sum of v; v as ``reads_coded`` says."""
+    """The weighted sum of v; v as coded where ``reads_coded``, else as windowed."""
     on_coded = jnp.where(reads_coded[None, None], weights, 0.0)
-    return weighted_sum(on_coded, coded) + weighted_sum(weights - on_coded, exact)
+    return weighted_sum(on_coded, coded) + weighted_sum(weights - on_coded, windowed)
 
 
 def causal(position: Int[Array, " T"], tokens: int) -> Bool[Array, "T S"]:
@@ -150,7 +153,7 @@ def attend_reconstructed(
     scale: float,
 ) -> Float[Array, "T N H"]:
     """Attention of queries over tokens 0 to S - 1, each query reading them as the cache would."""
-    keys, values = zip(layer.exact(k, v), layer.coded(k, v), strict=True)
+    keys, values = zip(layer.windowed(k, v), layer.coded(k, v), strict=True)
 
     def attend(q, position):
         key_coded, value_coded = layer.reads_coded(position, len(k))

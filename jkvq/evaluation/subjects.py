@@ -133,10 +133,10 @@ def _reconstructed_step(
 ):
     position = length + jnp.arange(tokens.shape[1], dtype=jnp.int32)
 
-    def attend(layer: int, q, new_k, new_v, held):
+    def attend(layer: int, q, new_k, new_v, before):
         k, v = (
             jax.lax.dynamic_update_slice(old, new.astype(old.dtype), (layer, length, 0, 0))
-            for old, new in zip(held, (new_k, new_v), strict=True)
+            for old, new in zip(before, (new_k, new_v), strict=True)
         )
         out = attend_reconstructed(
             kept.layer(layer), q[0], k[layer], v[layer], position, scale=config.attention_scale

@@ -22,7 +22,7 @@ from jkvq.calibration.clip import choose_clips, require_clipping
 from jkvq.calibration.observe import WINDOWS, observe
 from jkvq.calibration.prose import default_text
 from jkvq.calibration.solve import (
-    Options,
+    CalibrationOptions,
     check_method,
     method_label,
     output_projections,
@@ -70,7 +70,7 @@ def calibrate(
         tokens: how many of the text's first ones to read.
         out: a new folder; None keeps the artefact where `load` finds it for this model.
         dtype: as for `load`, where the model is not loaded yet.
-        **options: see `jkvq.calibration.methods.Options`.
+        **options: see `jkvq.calibration.solve.CalibrationOptions`.
     """
     chosen = _options(options)
     if text is not None and self_written:
@@ -79,7 +79,11 @@ def calibrate(
     name = model.name if isinstance(model, LLM) else str(model)
     label = method_label(method, chosen)
     folder = default_folder(name, label) if out is None else Path(out).expanduser()
-    if out is None and dataclasses.replace(chosen, centroids=Options.centroids) != Options():
+    if (
+        out is None
+        and dataclasses.replace(chosen, centroids=CalibrationOptions.centroids)
+        != CalibrationOptions()
+    ):
         raise UserError(
             "other than default options make a calibration of their own: name its folder with out"
         )
@@ -105,7 +109,7 @@ def calibrate_on_first_use(llm: LLM, spec: CacheSpec) -> Calibration:
         f"First use of {spec_text(spec)} with {llm.name}: calibrating on {FIRST_USE_TOKENS:,} "
         f"tokens of {DEFAULT_CORPUS}, kept in {folder}"
     )
-    artefact = _made(llm, method, Options(), _read(None), FIRST_USE_TOKENS)
+    artefact = _made(llm, method, CalibrationOptions(), _read(None), FIRST_USE_TOKENS)
     try:
         save_artefact(artefact, folder, replace=True)
     except UserError as error:
@@ -113,7 +117,9 @@ def calibrate_on_first_use(llm: LLM, spec: CacheSpec) -> Calibration:
     return artefact.calibration
 
 
-def _made(llm: LLM, method: str, chosen: Options, corpus: Corpus | None, tokens: int) -> Artefact:
+def _made(
+    llm: LLM, method: str, chosen: CalibrationOptions, corpus: Corpus | None, tokens: int
+) -> Artefact:
     """The artefact of a text, or of one that the model writes."""
     require_unfolded(llm)
     check_method(method, chosen, llm.config, tokens)
@@ -144,12 +150,12 @@ def _made(llm: LLM, method: str, chosen: Options, corpus: Corpus | None, tokens:
     return make_artefact(solution, _manifest(llm, label, chosen, corpus, tokens))
 
 
-def _options(options: dict[str, Any]) -> Options:
-    names = [field.name for field in dataclasses.fields(Options)]
+def _options(options: dict[str, Any]) -> CalibrationOptions:
+    names = [field.name for field in dataclasses.fields(CalibrationOptions)]
     for name in options:
         if name not in names:
             raise UserError(f"calibrate has no option '{name}': {nearest(name, names)}")
-    return Options(**options)
+    return CalibrationOptions(**options)
 
 
 def _read(text: str | Path | Corpus | None) -> Corpus:
@@ -184,9 +190,13 @@ def _self_written(llm: LLM, tokens: int) -> tuple[Corpus, list[int]]:
     return Corpus("self", llm.tokenizer.decode(ids)), ids
 
 
-def _manifest(llm: LLM, label: str, options: Options, corpus: Corpus, tokens: int) -> Manifest:
+def _manifest(
+    llm: LLM, label: str, options: CalibrationOptions, corpus: Corpus, tokens: int
+) -> Manifest:
     given = dataclasses.asdict(options)
-    changed = {name: value for name, value in given.items() if value != getattr(Options, name)}
+    changed = {
+        name: value for name, value in given.items() if value != getattr(CalibrationOptions, name)
+    }
     shape = CacheShape.of(llm.config)
     return Manifest(
         model=llm.name,
