@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from jkvq.cache.spec import PRESETS
+from jkvq.cache.presets import PRESETS
 from jkvq.models.config import ModelConfig
 from jkvq.models.decoder import Params, rotary_angles, run
 from jkvq.pallas_kernels.rotary import rotate

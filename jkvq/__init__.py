@@ -7,7 +7,8 @@ print(jkvq.generate(llm, "Why is the sky blue?", max_new_tokens=64).text)
 """
 
 from jkvq.cache.calibrated import Calibration, SideCalibration
-from jkvq.cache.spec import CacheSpec, SideSpec, parse_spec
+from jkvq.cache.spec import CacheSpec, SideSpec
+from jkvq.cache.spec_text import parse_spec
 from jkvq.calibration.artefact import Artefact, load_artefact
 from jkvq.engine.generate import Generation, Options, Piece, generate, stream
 from jkvq.llm import LLM, with_cache

@@ -11,7 +11,8 @@ from jkvq.attention.implementation import choose_implementation
 from jkvq.cache.basis import Basis, make_basis
 from jkvq.cache.calibrated import Calibration, calibrate_command, methods_for
 from jkvq.cache.fold import fold_values
-from jkvq.cache.spec import CacheSpec, parse_spec
+from jkvq.cache.spec import CacheSpec
+from jkvq.cache.spec_text import parse_spec
 from jkvq.calibration.artefact import find_artefact, load_artefact
 from jkvq.models.config import ModelConfig
 from jkvq.models.decoder import Params, abstract_params

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from jkvq.cache.spec import parse_spec, split_names
+from jkvq.cache.spec_text import parse_spec, split_names
 from jkvq.cli.shared import AsJson, Dtype, Model, print_json, print_table
 from jkvq.evaluation.baselines import BASELINES
 from jkvq.evaluation.fidelity import Fidelity, fidelity

@@ -12,8 +12,9 @@ import typer
 
 from jkvq.cache.calibrated import methods_for
 from jkvq.cache.footprint import bits_per_element, footprint
+from jkvq.cache.presets import PRESETS
 from jkvq.cache.shape import CacheShape
-from jkvq.cache.spec import PRESETS, parse_spec, spec_text
+from jkvq.cache.spec_text import parse_spec, spec_text
 from jkvq.calibration.allocation import SCORES
 from jkvq.calibration.artefact import default_folder, load_artefact
 from jkvq.calibration.drawing import draw

@@ -17,7 +17,7 @@ from jkvq.cache.basis import Basis
 from jkvq.cache.calibrated import Calibration, methods_for
 from jkvq.cache.footprint import bits_per_element
 from jkvq.cache.layout import KVCache, empty_cache, pages_for
-from jkvq.cache.spec import parse_spec
+from jkvq.cache.spec_text import parse_spec
 from jkvq.calibration.artefact import load_artefact
 from jkvq.evaluation.baselines import BASELINES, ChannelWise
 from jkvq.evaluation.reconstruct import Reconstruction, TokenWise, attend_reconstructed

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jkvq.cache.calibrated import Calibration, methods_for
-from jkvq.cache.spec import CacheSpec, parse_spec, spec_text
+from jkvq.cache.spec import CacheSpec
+from jkvq.cache.spec_text import parse_spec, spec_text
 from jkvq.calibration.artefact import (
     Artefact,
     Manifest,

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from jkvq.attention.implementation import choose_implementation
 from jkvq.cache.calibrated import Calibration, methods_for
-from jkvq.cache.spec import CacheSpec, parse_spec, spec_text
+from jkvq.cache.spec import CacheSpec
+from jkvq.cache.spec_text import parse_spec, spec_text
 from jkvq.calibration.artefact import find_artefact, load_artefact
 from jkvq.llm import (
     DEFAULT_MODEL,

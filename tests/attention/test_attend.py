@@ -13,7 +13,7 @@ from jkvq.attention.layer_view import LayerCache
 from jkvq.cache.basis import Basis, make_basis
 from jkvq.cache.layout import KVCache, empty_cache, home, next_chunk, pages_for
 from jkvq.cache.shape import CacheShape
-from jkvq.cache.spec import parse_spec
+from jkvq.cache.spec_text import parse_spec
 from tests import reference
 from tests.made_up import random_calibration
 

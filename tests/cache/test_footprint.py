@@ -5,7 +5,7 @@ import pytest
 import jkvq
 from jkvq.cache.footprint import footprint
 from jkvq.cache.layout import empty_cache, pages_for
-from jkvq.cache.spec import parse_spec
+from jkvq.cache.spec_text import parse_spec
 from tests.tiny import CONFIG, SERVED
 
 

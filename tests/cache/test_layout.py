@@ -7,8 +7,9 @@ import pytest
 
 from jkvq.cache.footprint import bits_per_element
 from jkvq.cache.layout import empty_cache, home, next_chunk, page_of, pages_for, stored_bytes
+from jkvq.cache.presets import PRESETS
 from jkvq.cache.shape import CacheShape
-from jkvq.cache.spec import PRESETS, parse_spec
+from jkvq.cache.spec_text import parse_spec
 
 SHAPE = CacheShape(layers=3, kv_heads=2, head_dim=128)
 

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 import jkvq
-from jkvq.cache.spec import PRESETS
+from jkvq.cache.presets import PRESETS
 from jkvq.models.formats.converted_folder import write_converted
 from tests.tiny import CONFIG
 

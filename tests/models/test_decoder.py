@@ -9,7 +9,7 @@ import pytest
 
 from jkvq.cache.basis import make_basis
 from jkvq.cache.layout import KVCache, empty_cache
-from jkvq.cache.spec import parse_spec
+from jkvq.cache.spec_text import parse_spec
 from jkvq.models.decoder import forward, logits
 from jkvq.models.formats.hf_folder import HFFolder
 from tests.models.helpers import CASES, save_random_model

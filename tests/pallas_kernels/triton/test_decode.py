@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jkvq.cache.spec import PRESETS
+from jkvq.cache.presets import PRESETS
 from jkvq.pallas_kernels.triton.decode import Config, Shift, decode, merge_partials, plan_decode
 from tests.pallas_kernels.reference.test_paged_attention import LAYER, Stored
 from tests.reference import attention
