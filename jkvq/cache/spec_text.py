@@ -6,11 +6,18 @@
 import dataclasses
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
-from jkvq.cache.presets import EVALUATED_ONLY, PRESETS
+from jkvq.cache.presets import EVALUATED_ONLY, PRESETS, families
 from jkvq.cache.spec import CacheSpec
 from jkvq.support.errors import UserError, nearest
+
+
+class _Field(NamedTuple):
+    """A field that an override may set: how its value is read, and what is allowed, in words."""
+
+    read: Callable[[str], Any]
+    allowed: str
 
 
 def _flag(text: str) -> bool:
@@ -29,59 +36,76 @@ def _layers(text: str) -> tuple[int, ...]:
     return tuple(sorted({int(layer) for layer in text.split("+")}))
 
 
-# What a string may override, and how each is read. A side's field stands for both sides unless it
-# begins with "key." or "value.".
-_CACHE_FIELDS: dict[str, Callable[[str], Any]] = {
-    "page": int,
-    "sink": int,
-    "recent": int,
-    "exact_layers": _layers,
+_NUMBER = "a whole number"
+_CACHE_FIELDS = {
+    "page": _Field(int, _NUMBER),
+    "sink": _Field(int, _NUMBER),
+    "recent": _Field(int, _NUMBER),
+    "exact_layers": _Field(_layers, "numbers of layers with + between, such as 0+1"),
 }
-_SIDE_FIELDS: dict[str, Callable[[str], Any]] = {
-    "bits": int,
-    "group": _optional,
-    "center": _flag,
-    "rotation": str,
-    "clip": float,
-    "step": str,
-    "digits": _digits,
+_SIDE_FIELDS = {
+    "bits": _Field(int, _NUMBER),
+    "group": _Field(_optional, f"{_NUMBER} or none"),
+    "center": _Field(_flag, "true or false"),
+    "rotation": _Field(str, "a name"),
+    "clip": _Field(float, "a number from 0.5 to 1"),
+    "step": _Field(str, "a name"),
+    "digits": _Field(_digits, "numbers with + between, such as 2+1+1+0, or none"),
 }
 
 
 def parse_spec(text: str) -> CacheSpec:
-    """The spec that ``text`` names, such as ``saw-int4`` or ``saw-int4,page=128``."""
+    """The spec that ``text`` names, such as ``saw-int4`` or ``saw-int4,page=128``.
+
+    A field of a side stands for keys and values alike; ``key.`` or ``value.`` before it sets that
+    side alone, wherever it stands in the text.
+    """
     name, *overrides = (part.strip() for part in text.split(","))
+    changes = _changes(text, overrides)
+    spec, both = _preset(name), changes["both"]
+    return dataclasses.replace(
+        spec,
+        key=dataclasses.replace(spec.key, **both | changes["key"]),
+        value=dataclasses.replace(spec.value, **both | changes["value"]),
+        **changes["cache"],
+    )
+
+
+def _preset(name: str) -> CacheSpec:
     if name in EVALUATED_ONLY:
         raise UserError(
             f"cache '{name}' exists in `jkvq eval ppl` and `jkvq eval fidelity` only, as a "
-            "baseline: choose one that `jkvq methods` lists, such as oscar-int2"
+            "baseline: choose one that `jkvq caches` lists, such as oscar-int2"
         )
     if name not in PRESETS:
-        raise UserError(f"cache '{name}' is not known: {nearest(name, PRESETS)}")
-    changes: dict[str, dict[str, Any]] = {"": {}, "key": {}, "value": {}}
+        listed = f"there are {', '.join(families())}; `jkvq caches` lists them all."
+        raise UserError(f"cache '{name}' is not known: {nearest(name, PRESETS, listed)}")
+    return PRESETS[name].spec
+
+
+def _changes(text: str, overrides: list[str]) -> dict[str, dict[str, Any]]:
+    """The values that overrides set, by the place they belong to and the name of the field."""
+    changes: dict[str, dict[str, Any]] = {"cache": {}, "both": {}, "key": {}, "value": {}}
     for override in overrides:
         match = re.fullmatch(r"(?:(key|value)\.)?(\w+)=(.+)", override)
-        side, field, value = match.groups() if match else (None, "", "")
-        readers = _SIDE_FIELDS if side else _CACHE_FIELDS | _SIDE_FIELDS
-        if field not in readers:
+        side, name, value = match.groups() if match else (None, "", "")
+        fields = _SIDE_FIELDS if side else _CACHE_FIELDS | _SIDE_FIELDS
+        if name not in fields:
             allowed = ", ".join([*_CACHE_FIELDS, *_SIDE_FIELDS])
             raise UserError(
                 f"cache '{text}': '{override}' is no override; allowed are NAME=VALUE of {allowed}"
             )
+        place = changes[side or ("cache" if name in _CACHE_FIELDS else "both")]
+        if name in place:
+            given = override.partition("=")[0]
+            raise UserError(f"cache '{text}': {given} is given twice; give it once")
         try:
-            read = readers[field](value)
+            place[name] = fields[name].read(value)
         except (ValueError, KeyError):
-            raise UserError(f"cache '{text}': {field}={value} cannot be read") from None
-        sides = [side] if side else ["key", "value"] if field in _SIDE_FIELDS else [""]
-        for place in sides:
-            changes[place][field] = read
-    spec = PRESETS[name].spec
-    return dataclasses.replace(
-        spec,
-        key=dataclasses.replace(spec.key, **changes["key"]),
-        value=dataclasses.replace(spec.value, **changes["value"]),
-        **changes[""],
-    )
+            raise UserError(
+                f"cache '{text}': {override} cannot be read; allowed: {fields[name].allowed}"
+            ) from None
+    return changes
 
 
 def spec_text(spec: CacheSpec) -> str:

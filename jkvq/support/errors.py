@@ -19,8 +19,13 @@ class CacheWarning(UserWarning):
     """
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """The end of a sentence about an unknown name: the closest known ones, or all of them."""
+def nearest(name: str, known: Iterable[str], otherwise: str | None = None) -> str:
+    """The end of a sentence about an unknown name: the known names closest to it.
+
+    Where none is close it is ``otherwise``, or all known names.
+    """
     known = list(known)
     close = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
-    return f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(known)}."
+    if close:
+        return f"did you mean {' or '.join(close)}?"
+    return otherwise or f"known: {', '.join(known)}."

@@ -19,6 +19,12 @@ def test_parse_spec_with_overrides():
     )
 
 
+def test_parse_spec_of_a_side_wins_over_both_wherever_it_stands():
+    expected = CacheSpec(SideSpec(8), SideSpec(2))
+    assert parse_spec("int4,bits=2,key.bits=8") == expected
+    assert parse_spec("int4,key.bits=8,bits=2") == expected
+
+
 @pytest.mark.parametrize("name", PRESETS)
 def test_parse_spec_by_preset_name(name):
     assert parse_spec(name) is not None
@@ -29,13 +35,16 @@ def test_parse_spec_by_preset_name(name):
     ("text", "sentence"),
     [
         ("bf61", "cache 'bf61' is not known: did you mean bf16?"),
-        ("zzz", "known: bf16, f32, int8"),
+        ("zzz", r"'zzz' is not known: there are bf16, f32, int\*, .* `jkvq caches` lists"),
         ("bf16,page=65", "page=65: .*power of two"),
-        ("bf16,page=many", "page=many cannot be read"),
+        ("bf16,page=many", "page=many cannot be read; allowed: a whole number"),
         ("bf16,sheet=64", "'sheet=64' is no override; allowed are NAME=VALUE of page, sink"),
         ("bf16,page", "'page' is no override"),
         ("int4,key.page=8", "'key.page=8' is no override"),
-        ("int4,center=maybe", "center=maybe cannot be read"),
+        ("int4,bits=2,bits=8", "cache 'int4,bits=2,bits=8': bits is given twice; give it once"),
+        ("int4,page=8,page=8", "page is given twice"),
+        ("int4,key.bits=2,bits=3,key.bits=2", r"key\.bits is given twice"),
+        ("int4,center=maybe", "center=maybe cannot be read; allowed: true or false"),
         ("kmeans16-int4,center=true", "center=True: allowed: false with centroids"),
         ("int4,bits=5", "bits=5: allowed: 2, 3, 4, 8 for codec affine"),
         ("int4,group=16", "group=16: allowed: 32 or more"),
@@ -48,7 +57,7 @@ def test_parse_spec_by_preset_name(name):
         ("jkvq-int2,key.clip=0.9", "only with rotation=balanced and .*; or digits=none"),
         ("jkvq-int2,rotation=saw", "only with rotation=balanced and .*; or digits=none"),
         ("jkvq-int2,digits=2+1+1+0", "value.digits: values have one each"),
-        ("jkvq-int2,key.digits=two", "digits=two cannot be read"),
+        ("jkvq-int2,key.digits=two", "key.digits=two cannot be read; allowed: numbers with"),
     ],
 )
 def test_parse_spec_of_bad_text_says_what_is_allowed(text, sentence):
