@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from jkvq.cache.layout import pages_for, stored_bytes
 from jkvq.cache.shape import CacheShape
 from jkvq.cache.spec import CacheSpec
-from jkvq.llm import weight_bytes
 from jkvq.models.config import ModelConfig
 from jkvq.support.errors import UserError
 
@@ -28,12 +27,21 @@ def footprint(
     config: ModelConfig,
     spec: CacheSpec,
     *,
-    dtype,
+    weights: int,
     context: int,
     batch: int,
     memory: int | None,
 ) -> Footprint:
-    """The memory of ``batch`` sequences of ``context`` tokens, as it is allocated."""
+    """The memory of ``batch`` sequences of ``context`` tokens, as it is allocated.
+
+    Args:
+        config: of the model.
+        spec: of its cache.
+        weights: bytes of the model's parameters.
+        context: tokens of each sequence.
+        batch: sequences.
+        memory: bytes that there are for everything; None where nobody knows.
+    """
     if not 1 <= context <= config.context:
         raise UserError(f"context={context}: this model takes 1 to {config.context} tokens")
     if batch < 1:
@@ -42,7 +50,6 @@ def footprint(
     spec.check(shape.layers, shape.head_dim, config.context)
     page, window = stored_bytes(spec, shape, 1, 0), stored_bytes(spec, shape, 0, 1)
     sequence = sequence_bytes(spec, shape, context)
-    weights = weight_bytes(config, dtype)
     cache = batch * sequence + page  # one page takes the writes of padding
     room = None if memory is None else max(0, memory - weights - page)
     return Footprint(

@@ -32,7 +32,7 @@ from jkvq.cli.shared import (
     print_table,
 )
 from jkvq.engine.generate import Piece, stream
-from jkvq.llm import DEFAULT_MODEL, compute_dtype
+from jkvq.llm import DEFAULT_MODEL, compute_dtype, weight_bytes
 from jkvq.loading.calibrate import DEFAULT_TOKENS
 from jkvq.loading.calibrate import calibrate as calibrate_model
 from jkvq.loading.convert import convert as convert_checkpoint
@@ -275,7 +275,8 @@ def inspect(
     spec = default_cache(config)[0] if named is None else named
     cache = cache or spec_text(spec)
     context = config.context if context is None else context
-    size = footprint(config, spec, dtype=compute, context=context, batch=batch, memory=room)
+    weights = weight_bytes(config, compute)
+    size = footprint(config, spec, weights=weights, context=context, batch=batch, memory=room)
     if as_json:
         described = {"model": model, "cache_name": cache, "context": context, "batch": batch}
         architecture = dataclasses.asdict(config)
