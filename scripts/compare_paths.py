@@ -24,10 +24,11 @@ import numpy as np
 import typer
 
 import jkvq
+from jkvq.defaults import DEFAULT_MODEL
 from jkvq.engine.batch import Batch
 from jkvq.engine.prompt import encode_prompt
 from jkvq.evaluation.perplexity import first_tokens, read_text
-from jkvq.llm import DEFAULT_MODEL, LLM, load_plain, with_cache
+from jkvq.llm import LLM, load_plain, with_cache
 from jkvq.models.decoder import forward, logits
 
 QUESTIONS = (

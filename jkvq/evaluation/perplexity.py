@@ -104,13 +104,19 @@ class Baseline:
         return self.kept.bits_per_element(self.llm.config.cache_shape, context)
 
 
-def subject(llm: LLM, cache: str, calibration: Calibration | str | Path | None = None) -> Subject:
+def subject(
+    llm: LLM,
+    cache: str,
+    calibration: Calibration | str | Path | None = None,
+    *,
+    implementation: str | None = None,
+) -> Subject:
     """The model with a cache, or a baseline, of this name; ``llm`` must fold nothing, as bf16."""
     if cache in BASELINES:
         require_unfolded(llm)
         BASELINES[cache].check(llm.config.head_dim)
         return Baseline(llm, BASELINES[cache])
-    return Cached(with_cache(llm, cache, calibration))
+    return Cached(with_cache(llm, cache, calibration, implementation=implementation))
 
 
 def reconstruction(

@@ -28,6 +28,7 @@ from jkvq.calibration.solve import (
     output_projections,
     solve,
 )
+from jkvq.defaults import CALIBRATION_TOKENS
 from jkvq.engine.generate import generate
 from jkvq.evaluation.perplexity import first_tokens, read_text
 from jkvq.llm import LLM, load_plain, missing_calibration, require_unfolded
@@ -36,7 +37,6 @@ from jkvq.support.errors import UserError, nearest
 from jkvq.support.progress import note
 from jkvq.version import VERSION
 
-DEFAULT_TOKENS = 8192
 DEFAULT_CORPUS = "pydoc_data.topics"
 FIRST_USE_TOKENS = 2048  # seconds instead of a minute; docs/calibration.md has what it costs
 _SELF_SEQUENCES = 8  # texts that the model writes, as one batch
@@ -55,7 +55,7 @@ def calibrate(
     method: str = "jkvq",
     text: str | Path | Corpus | None = None,
     self_written: bool = False,
-    tokens: int = DEFAULT_TOKENS,
+    tokens: int = CALIBRATION_TOKENS,
     out: str | Path | None = None,
     dtype: str | None = None,
     **options: Any,
@@ -70,7 +70,7 @@ def calibrate(
         tokens: how many of the text's first ones to read.
         out: a new folder; None keeps the artefact where `load` finds it for this model.
         dtype: as for `load`, where the model is not loaded yet.
-        **options: see `jkvq.calibration.methods.Options`.
+        **options: see `jkvq.calibration.solve.Options`.
     """
     chosen = _options(options)
     if text is not None and self_written:
