@@ -1,4 +1,7 @@
-"""The cache spec: every way of storing keys and values is a value of one frozen dataclass."""
+"""How keys and values are stored: every method is a value of one frozen dataclass, `CacheSpec`.
+
+Methods with a name are in presets.py, how users write them is in spec_text.py.
+"""
 
 import dataclasses
 from dataclasses import dataclass
@@ -20,21 +23,28 @@ _BITS = {"float": (16, 32), "affine": (2, 3, 4, 8), "lloyd": (1, 2, 3, 4, 5, 6, 
 class SideSpec:
     """How one side of the cache, keys or values, is stored.
 
-    bits: per code; for the codec "float" 16 is bfloat16 and 32 float32.
-    codec: "float"; "affine" (scale and lo for each group); "lloyd" (norm and Lloyd-Max levels).
+    A head's vector is centred, rotated, clipped and coded, in this order; all of it is optional.
+
+    bits: of each code. With the codec "float", 16 is bfloat16 and 32 is float32.
+    codec: "float" stores numbers as they are; "affine" stores lo + scale * code for each group of
+        channels; "lloyd" stores a head's norm and the nearest Lloyd-Max level of each channel.
     group: channels that share a scale and lo; None is the whole head.
-    center: subtract the mean of a calibration text; that of keys turns with their page's position.
-    rotation: of the channels of a head. "bdr16" ... "bdr128" are block Hadamard; "saw" is that of
-        the largest order up to 128, "hadamard" that of the whole head, "random" a seeded one;
-        "balanced", "oscar" and "hessian" come from calibration; "balanced" also stretches and
-        shrinks directions, which queries or the output projection make good.
-    clip: the quantile of a head's magnitudes at which they are clamped; 1 is off.
-    step: "min-max" levels (Lloyd-Max ones: by the norm), or a step "fitted" to each group and
-        stretched.
+    center: subtract the mean that calibration found. Keys have it after RoPE: their mean is turned
+        by RoPE to the middle of the page that they are stored in.
+    rotation: the matrix that a head's channels are multiplied by. "bdr16" to "bdr128" are block
+        Hadamard matrices of that order, "saw" that of the largest order up to 128, "hadamard" that
+        of the whole head, "random" a seeded orthogonal one. "oscar", "hessian" and "balanced" come
+        from calibration; "balanced" is not orthogonal: it also scales directions, and queries (or
+        the output projection, for values) are multiplied by its inverse transpose.
+    clip: clamp magnitudes above this quantile of the head's; 1 is off.
+    step: "min-max" takes the scale from the least and greatest value of a group (codec "lloyd":
+        from the norm); "fitted" takes it by least squares, stretched so that coding does not
+        shorten the vector.
     centroids: code the difference to the nearest of so many k-means centroids; 0 is off.
     allocation: "uniform" widths, or more bits for the rotary "blocks" that matter more.
-    digits: codes that each quarter of the channels gets, strongest first, such as (2, 1, 1, 0): the
-        first is stored in twice the bits, the last not at all. () is one each.
+    digits: how many codes each quarter of the channels gets, the strongest quarter first. With
+        (2, 1, 1, 0) the first quarter is coded in twice the bits and the last is not stored. ()
+        is one code for every channel.
     """
 
     bits: int
@@ -85,7 +95,7 @@ class SideSpec:
 
     @property
     def calibrated(self) -> bool:
-        """Whether it needs a calibration."""
+        """Whether it needs something of the model that only a calibration finds."""
         needs = (self.rotation in CALIBRATED_ROTATIONS, self.center, self.centroids > 0)
         return any(needs) or self.allocation == "blocks"
 
@@ -97,10 +107,11 @@ EXACT = SideSpec(bits=16, codec="float")
 class CacheSpec:
     """How a KV cache is stored.
 
-    sink, recent: the first and the most recent tokens, which stay in 16 bits. Older ones are packed
-        a page at a time, so that up to a page more than ``recent`` stay exact.
+    sink, recent: how many of a sequence's first and latest tokens stay in 16 bits (its windows).
+        Tokens between them are packed, stored as codes, a whole page at a time: up to a page less
+        one token more than ``recent`` stay in 16 bits.
     page: tokens per page, a power of two. Pages are the unit in which memory is handed out.
-    exact_layers: layers that are stored in 16 bits.
+    exact_layers: layers whose keys and values all stay in 16 bits.
     """
 
     key: SideSpec
@@ -124,25 +135,29 @@ class CacheSpec:
 
     @property
     def windowed(self) -> bool:
+        """Whether some tokens stay in 16 bits."""
         return self.recent > 0
 
     def packed(self, length):
-        """How many of ``length`` tokens, a number or an array, are packed."""
+        """How many of a sequence's ``length`` tokens, a number or an array, are packed."""
         if not self.windowed:
             return length
         over = length - self.sink - self.recent
         return (over + abs(over)) >> 1 & -self.page  # whole pages, and at least 0
 
     def page_number(self, position):
-        """Of tokens, numbers or an array: packed ones' pages from 0 on, the sink's below."""
+        """The number of the page that a position belongs to.
+
+        Packed tokens' pages count from 0 on; positions in the sink have negative ones.
+        """
         return (position - self.sink) // self.page
 
     def page_middle(self, number):
-        """The position of the middle of pages."""
+        """The position of the middle of a page, by its number."""
         return self.sink + number * self.page + self.page // 2
 
     def middle(self, position):
-        """The middle of the pages of tokens."""
+        """The position of the middle of the page that a position belongs to."""
         return self.page_middle(self.page_number(position))
 
     def of_layer(self, layer: int) -> "CacheSpec":
@@ -156,6 +171,7 @@ class CacheSpec:
 
     @property
     def without_exact_layers(self) -> "CacheSpec":
+        """The spec of all other layers."""
         return dataclasses.replace(self, exact_layers=())
 
     def check(self, layers: int, head_dim: int, context: int) -> None:

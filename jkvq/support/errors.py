@@ -1,11 +1,11 @@
-"""What is meant for the person who typed the input: one kind of error, one of warning."""
+"""Errors and warnings for the person who typed the input; their text is shown as it is."""
 
 import difflib
 from collections.abc import Iterable
 
 
 class UserError(ValueError):
-    """Input that its author can mend: one sentence with what was given, allowed, and to do.
+    """Input that its author can mend: one sentence on what was given, what is allowed, what to do.
 
     The command line prints the sentence and exits with 2; any other exception is a bug of ours and
     keeps its traceback.
@@ -13,7 +13,7 @@ class UserError(ValueError):
 
 
 class CacheWarning(UserWarning):
-    """A cache that is not what its user hopes for: one sentence, and what to take instead.
+    """A cache that breaks its model, or is not the one expected: one sentence that names another.
 
     The command line prints the sentence.
     """
