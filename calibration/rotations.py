@@ -1,7 +1,8 @@
-"""Rotations from second moments, in float64: OSCAR's, ours, and SAW-INT4's Hessian one.
+"""Rotations from second moments, in float64: OSCAR's, ours ("balanced"), SAW-INT4's Hessian one.
 
-Row vectors: x R is stored. Eigenvectors stand in columns by descending eigenvalue, each with its
-entry of largest magnitude positive, so that the same moments give the same rotation.
+A second moment of vectors x is the mean of x^T x. Vectors are rows: x R is stored. Eigenvectors
+stand in the columns of U by descending eigenvalue, each with its entry of largest magnitude
+positive, so that the same moments give the same rotation.
 """
 
 from collections.abc import Collection
@@ -35,7 +36,11 @@ def eigen(second: Float[np.ndarray, "*heads H H"]) -> Eigen:
 def oscar(
     second: Float[np.ndarray, "*heads H H"], without: Collection[str] = ()
 ) -> Float[np.ndarray, "*heads H H"]:
-    """R = U Had P_br, or what is left of it without some of its factors."""
+    """OSCAR's R = U Had P_br; ``without`` leaves out some of the three factors.
+
+    U are the eigenvectors of the second moment, Had is the Hadamard matrix of a head, and P_br puts
+    channels in bit-reversed order, which spreads large eigenvalues over groups of channels.
+    """
     H = second.shape[-1]
     R = np.broadcast_to(np.eye(H), second.shape)
     if "eigenvectors" not in without:
@@ -52,13 +57,22 @@ def balanced(
     reading: Float[np.ndarray, "*heads H H"],
     damping: float,
 ) -> tuple[Float[np.ndarray, "*heads H H"], Float[np.ndarray, "*heads H"]]:
-    """M that makes least of a coding error, and the variance it leaves in each channel, falling.
+    """The invertible M with the least error of scores, and the variance along each column of x M.
 
-    A token x, of second moment C, is stored as x M and read by y M^-T, y of second moment E. A code
-    errs in all channels alike and in proportion to x M, so that y reads an error in proportion to
-    tr(M^T C M) tr(M^-1 E M^-T). That is least for M M^T = P with P C P = E, the geometric mean of
-    C^-1 and E. M = P^(1/2) U: the two moments are one and the same behind P^(1/2), and U are its
-    eigenvectors. Any rotation behind M is as good: one that mixes channels makes them alike.
+    A vector x is stored as x M and read by a query y as (x M) . (y M^-T) = x . y. Let C be the
+    second moment of x and E that of y. Coding adds an error of the same size to all channels, in
+    proportion to the size of x M; so the error of x . y has a mean square in proportion to
+
+        tr(M^T C M) tr(M^-1 E M^-T).
+
+    It is least for M M^T = P with P C P = E: P is the geometric mean of C^-1 and E. Here
+    M = P^(1/2) U. After P^(1/2) x and y have the same second moment, and U are its eigenvectors, by
+    falling variance. Any orthogonal matrix may follow M; a Hadamard makes the channels alike.
+
+    Args:
+        stored: C, of keys or values.
+        reading: E, of what reads them: queries, or the rows of the output projection.
+        damping: the part of its mean diagonal that is added to the diagonal of each.
     """
     C, E = _damped(stored, damping), _damped(reading, damping)
     root, inverse = _power(C, 0.5), _power(C, -0.5)
@@ -80,12 +94,15 @@ def _damped(second: np.ndarray, part: float) -> np.ndarray:
 
 
 def hessian(queries: Float[np.ndarray, "L K H H"], order: int) -> Float[np.ndarray, "L K H H"]:
-    """R = U Had_b with the eigenvectors of a layer's damped C_Q; the same for all its heads."""
+    """SAW-INT4's R = U Had_b: eigenvectors of a layer's queries, then block Hadamard of an order.
+
+    U are those of the mean over heads of the queries' second moments, damped; all heads share R.
+    """
     H = queries.shape[-1]
     U = eigen(_damped(queries.mean(1), _DAMPING)).vectors
     return np.broadcast_to((U @ block_hadamard(H, order))[:, None], queries.shape)
 
 
 def shared(second: Float[np.ndarray, "L K H H"]) -> Float[np.ndarray, "L K H H"]:
-    """The mean over a layer's KV heads, for each of them."""
+    """Every KV head gets the mean over the heads of its layer."""
     return np.broadcast_to(second.mean(1, keepdims=True), second.shape)

@@ -6,14 +6,21 @@ llm = jkvq.load("smollm2-135m")
 print(jkvq.generate(llm, "Why is the sky blue?", max_new_tokens=64).text)
 """
 
-from jkvq.cache.calibrated import Calibration, SideCalibration, Transform
-from jkvq.cache.spec import CacheSpec, SideSpec, parse_spec
-from jkvq.calibration.artefact import Artefact, load_artefact
-from jkvq.engine.generate import Generation, Options, Piece, generate, stream
-from jkvq.llm import LLM, with_cache
-from jkvq.loading.calibrate import calibrate
-from jkvq.loading.load import load
-from jkvq.support.errors import CacheWarning, UserError
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from jkvq.version import VERSION as __version__
+
+if TYPE_CHECKING:
+    from jkvq.cache.calibrated import Calibration, SideCalibration, Transform
+    from jkvq.cache.spec import CacheSpec, SideSpec
+    from jkvq.cache.spec_text import parse_spec
+    from jkvq.calibration.artefact import Artefact, load_artefact
+    from jkvq.engine.generate import Generation, Options, Piece, generate, stream
+    from jkvq.llm import LLM, with_cache
+    from jkvq.loading.calibrate import calibrate
+    from jkvq.loading.load import load
+    from jkvq.support.errors import CacheWarning, UserError
 
 __all__ = [
     "LLM",
@@ -28,6 +35,7 @@ __all__ = [
     "SideSpec",
     "Transform",
     "UserError",
+    "__version__",
     "calibrate",
     "generate",
     "load",
@@ -36,3 +44,28 @@ __all__ = [
     "stream",
     "with_cache",
 ]
+# A name is imported when it is first used: `jkvq --help` shall not wait for all of JAX.
+_HOMES = {
+    "jkvq.cache.calibrated": ("Calibration", "SideCalibration", "Transform"),
+    "jkvq.cache.spec": ("CacheSpec", "SideSpec"),
+    "jkvq.cache.spec_text": ("parse_spec",),
+    "jkvq.calibration.artefact": ("Artefact", "load_artefact"),
+    "jkvq.engine.generate": ("Generation", "Options", "Piece", "generate", "stream"),
+    "jkvq.llm": ("LLM", "with_cache"),
+    "jkvq.loading.calibrate": ("calibrate",),
+    "jkvq.loading.load": ("load",),
+    "jkvq.support.errors": ("CacheWarning", "UserError"),
+}
+
+
+if not TYPE_CHECKING:  # with it, type checkers would take any name for one of ours
+
+    def __getattr__(name: str) -> Any:
+        for home, names in _HOMES.items():
+            if name in names:
+                globals()[name] = getattr(import_module(home), name)
+                return globals()[name]
+        raise AttributeError(f"module 'jkvq' has no attribute '{name}'")
+
+    def __dir__() -> list[str]:
+        return __all__

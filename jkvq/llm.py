@@ -12,8 +12,10 @@ from jkvq.cache.basis import Basis, make_basis
 from jkvq.cache.calibrated import Calibration, calibrate_command, methods_for
 from jkvq.cache.fold import fold_values
 from jkvq.cache.shape import CacheShape
-from jkvq.cache.spec import CacheSpec, parse_spec
+from jkvq.cache.spec import CacheSpec
+from jkvq.cache.spec_text import parse_spec
 from jkvq.calibration.artefact import find_artefact, load_artefact
+from jkvq.defaults import PLAIN_CACHE
 from jkvq.models.config import ModelConfig
 from jkvq.models.decoder import Params, weight_bytes
 from jkvq.models.fingerprint import fingerprint
@@ -23,8 +25,6 @@ from jkvq.pallas_kernels.types import Implementation
 from jkvq.support.errors import UserError, nearest
 from jkvq.support.memory import format_bytes, free_bytes
 
-DEFAULT_MODEL = "smollm2-135m"
-PLAIN_CACHE = "bf16"  # folds nothing, and is what other caches are compared with
 _DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 
 

@@ -22,8 +22,9 @@ from rich.table import Table
 
 from jkvq.calibration.observe import observe, sequences
 from jkvq.calibration.prose import default_text
+from jkvq.defaults import DEFAULT_MODEL
 from jkvq.evaluation.corpus import first_tokens
-from jkvq.llm import DEFAULT_MODEL, load_plain
+from jkvq.llm import load_plain
 from jkvq.models.config import ModelConfig
 from jkvq.models.decoder import run
 

@@ -14,7 +14,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from jkvq.llm import DEFAULT_MODEL, compute_dtype
+from jkvq.defaults import DEFAULT_MODEL
+from jkvq.llm import compute_dtype
 from jkvq.models.formats.checkpoint import open_checkpoint
 from jkvq.models.formats.converted_folder import ConvertedFolder, write_converted
 

@@ -24,11 +24,12 @@ import numpy as np
 import typer
 
 import jkvq
+from jkvq.defaults import DEFAULT_MODEL
 from jkvq.engine.batch import Batch
 from jkvq.engine.forward import forward
 from jkvq.engine.prompt import encode_prompt
 from jkvq.evaluation.corpus import first_tokens, read_text
-from jkvq.llm import DEFAULT_MODEL, LLM, load_plain, with_cache
+from jkvq.llm import LLM, load_plain, with_cache
 from jkvq.models.decoder import logits
 
 QUESTIONS = (

@@ -9,7 +9,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 # From the bottom up: a module may import its own rank and those below.
 RANKS = [
-    ["jkvq.support", "jkvq.version"],
+    ["jkvq.support", "jkvq.version", "jkvq.defaults"],
     ["jkvq.pallas_kernels"],
     ["jkvq.cache.shape"],
     ["jkvq.cache", "jkvq.attention", "jkvq.models"],

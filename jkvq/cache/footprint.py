@@ -8,7 +8,6 @@ from jkvq.cache.page_pool import power_of_two, roomy
 from jkvq.cache.shape import CacheShape
 from jkvq.cache.spec import CacheSpec
 from jkvq.models.config import ModelConfig
-from jkvq.models.decoder import weight_bytes
 from jkvq.support.errors import UserError
 
 
@@ -30,12 +29,21 @@ def footprint(
     config: ModelConfig,
     spec: CacheSpec,
     *,
-    dtype,
+    weights: int,
     context: int,
     batch: int,
     memory: int | None,
 ) -> Footprint:
-    """The memory of ``batch`` sequences of ``context`` tokens, as it is allocated."""
+    """The memory of ``batch`` sequences of ``context`` tokens, as it is allocated.
+
+    Args:
+        config: of the model.
+        spec: of its cache.
+        weights: bytes of the model's parameters.
+        context: tokens of each sequence.
+        batch: sequences.
+        memory: bytes that there are for everything; None where nobody knows.
+    """
     if not 1 <= context <= config.context:
         raise UserError(f"context={context}: this model takes 1 to {config.context} tokens")
     if batch < 1:
@@ -43,7 +51,6 @@ def footprint(
     shape = CacheShape.of(config)
     spec.check(shape.layers, shape.head_dim, config.context)
     cache = pool_bytes(spec, shape, context, batch)
-    weights = weight_bytes(config, dtype)
     return Footprint(
         weights=weights,
         per_packed_token=stored_bytes(spec, shape, 1, 0) / spec.page,

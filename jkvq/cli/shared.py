@@ -1,4 +1,9 @@
-"""What the commands share: their common options, and how they print."""
+"""What the commands share: their common options, and how they print.
+
+Modules of this folder import what does the work inside their functions, so that `jkvq --help` and
+every `jkvq COMMAND --help` answer at once; help texts therefore name choices and defaults in words,
+which tests compare with the code.
+"""
 
 import json
 from pathlib import Path
@@ -8,7 +13,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from jkvq.loading.load import DEFAULT_CACHES
+from jkvq.defaults import DEFAULT_CACHES
+from jkvq.support.errors import UserError
 
 Model = Annotated[
     str, typer.Option("--model", "-m", help="Short name, folder, .gguf file or hub id.")
@@ -17,7 +23,7 @@ ChosenCache = Annotated[
     str | None,
     typer.Option(
         "--cache",
-        help="How the cache is stored; see `jkvq methods`.",
+        help="How the cache is stored; `jkvq caches` lists the names.",
         show_default=f"{DEFAULT_CACHES[0]}, where the model can have it",
     ),
 ]
@@ -30,9 +36,27 @@ CalibrationFolder = Annotated[
     ),
 ]
 Dtype = Annotated[
-    str | None, typer.Option(help="float32 or bfloat16; by default what is fastest here.")
+    str | None,
+    typer.Option(
+        help="What the model computes in: float32 or bfloat16.", show_default="the fastest here"
+    ),
+]
+Implementation = Annotated[
+    str | None,
+    typer.Option(
+        help="What attention and the cache run on: pallas (GPU kernels), reference (plain JAX) or "
+        "interpret (the kernels step by step, for tests).",
+        show_default="the fastest here",
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
+
+
+def require_positive(**numbers: int) -> None:
+    """Refuses numbers below 1, by their names."""
+    for name, number in numbers.items():
+        if number < 1:
+            raise UserError(f"{name}={number}: at least 1 is needed")
 
 
 def print_json(value: dict[str, Any]) -> None:

@@ -16,7 +16,7 @@ from jkvq.cache.calibrated import Calibration, methods_for
 from jkvq.cache.footprint import bits_per_element
 from jkvq.cache.layout import KVCache, empty_cache, pages_for
 from jkvq.cache.shape import CacheShape
-from jkvq.cache.spec import parse_spec
+from jkvq.cache.spec_text import parse_spec
 from jkvq.calibration.artefact import load_artefact
 from jkvq.engine.forward import forward
 from jkvq.evaluation.baselines import BASELINES, ChannelWise
@@ -147,13 +147,19 @@ def _reconstructed_step(
     return hidden, k, v
 
 
-def subject(llm: LLM, cache: str, calibration: Calibration | str | Path | None = None) -> Subject:
+def subject(
+    llm: LLM,
+    cache: str,
+    calibration: Calibration | str | Path | None = None,
+    *,
+    implementation: str | None = None,
+) -> Subject:
     """The model with a cache, or a baseline, of this name; ``llm`` must fold nothing, as bf16."""
     if cache in BASELINES:
         require_unfolded(llm)
         BASELINES[cache].check(llm.config.head_dim)
         return Baseline(llm, BASELINES[cache])
-    return Cached(with_cache(llm, cache, calibration))
+    return Cached(with_cache(llm, cache, calibration, implementation=implementation))
 
 
 def reconstruction(

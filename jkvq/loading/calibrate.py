@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 
 from jkvq.cache.calibrated import Calibration, methods_for
 from jkvq.cache.shape import CacheShape
-from jkvq.cache.spec import CacheSpec, parse_spec, spec_text
+from jkvq.cache.spec import CacheSpec
+from jkvq.cache.spec_text import parse_spec, spec_text
 from jkvq.calibration.artefact import (
     Artefact,
     Manifest,
@@ -28,6 +29,7 @@ from jkvq.calibration.solve import (
     output_projections,
     solve,
 )
+from jkvq.defaults import CALIBRATION_TOKENS
 from jkvq.engine.generate import generate
 from jkvq.evaluation.corpus import first_tokens, leading_tokens, read_text
 from jkvq.llm import LLM, load_plain, missing_calibration, require_unfolded
@@ -36,7 +38,6 @@ from jkvq.support.errors import UserError, nearest
 from jkvq.support.progress import note
 from jkvq.version import VERSION
 
-DEFAULT_TOKENS = 8192
 DEFAULT_CORPUS = "pydoc_data.topics"
 FIRST_USE_TOKENS = 2048  # seconds instead of a minute; docs/calibration.md has what it costs
 _SELF_SEQUENCES = 8  # texts that the model writes, as one batch
@@ -55,7 +56,7 @@ def calibrate(
     method: str = "jkvq",
     text: str | Path | Corpus | None = None,
     self_written: bool = False,
-    tokens: int = DEFAULT_TOKENS,
+    tokens: int = CALIBRATION_TOKENS,
     out: str | Path | None = None,
     dtype: str | None = None,
     **options: Any,

@@ -6,12 +6,12 @@ from pathlib import Path
 
 from jkvq.attention.implementation import choose_implementation
 from jkvq.cache.calibrated import Calibration, methods_for
-from jkvq.cache.spec import CacheSpec, parse_spec, spec_text
+from jkvq.cache.spec import CacheSpec
+from jkvq.cache.spec_text import parse_spec, spec_text
 from jkvq.calibration.artefact import find_artefact, load_artefact
+from jkvq.defaults import DEFAULT_CACHES, DEFAULT_MODEL, PLAIN_CACHE
 from jkvq.llm import (
-    DEFAULT_MODEL,
     LLM,
-    PLAIN_CACHE,
     checked_basis,
     compute_dtype,
     find_calibration,
@@ -25,9 +25,6 @@ from jkvq.models.config import ModelConfig
 from jkvq.models.fingerprint import fingerprint
 from jkvq.models.formats.checkpoint import open_checkpoint
 from jkvq.support.errors import CacheWarning, UserError
-
-# What a model gets when nobody names a cache: the first that it can have.
-DEFAULT_CACHES = ("jkvq-int4", "saw-int4,center=true,recent=64,sink=64", PLAIN_CACHE)
 
 
 def load(
@@ -44,7 +41,7 @@ def load(
 
     Args:
         model: a short name (``smollm2-135m``), a folder, a ``.gguf`` file or a hub id.
-        cache: how keys and values are stored; `jkvq methods` lists the names. None is ``jkvq-int4``
+        cache: how keys and values are stored; `jkvq caches` lists the names. None is ``jkvq-int4``
             where the model can have it.
         calibration: what the cache needs to know of the model, or the folder of an artefact that
             `jkvq calibrate` wrote; None takes the one kept for this model, and makes it on first
@@ -66,7 +63,7 @@ def load(
     _refuse_early(checkpoint.config, str(model), spec, given, implementation)
     plain = read_weights(str(model), checkpoint, compute)
     plain = dataclasses.replace(plain, pool_tokens=pool_tokens)
-    known = _calibration(plain, spec, given)
+    known = calibration_for(plain, spec, given)
     llm = with_cache(plain, spec, known, implementation=implementation)
     found = check_cache(plain, llm, known) if check else None
     if found is None or not found.broken:
@@ -109,7 +106,7 @@ def _refuse_early(
         raise missing_calibration(model, spec)
 
 
-def _calibration(plain: LLM, spec: CacheSpec, given: Calibration | None) -> Calibration | None:
+def calibration_for(plain: LLM, spec: CacheSpec, given: Calibration | None) -> Calibration | None:
     """What a cache needs: as given, as kept for these weights, or made now."""
     if given is not None or not methods_for(spec):
         return given
@@ -124,7 +121,7 @@ def _alternative(plain: LLM, broken: CacheSpec) -> str:
     """A cache that works with this model, with its KL as it is measured."""
     spec, _ = default_cache(plain.config)
     if spec != broken:
-        calibration = _calibration(plain, spec, None)
+        calibration = calibration_for(plain, spec, None)
         found = check_cache(plain, with_cache(plain, spec, calibration), calibration)
         if found is not None and not found.broken:
             return f"{found.cache} has {found.kl:.2g}"

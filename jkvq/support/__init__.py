@@ -1,1 +1,1 @@
-"""What everything else leans on: errors, progress, memory, folders that are written whole."""
+"""What all other folders use: errors for users, progress bars, memory, atomic folders."""

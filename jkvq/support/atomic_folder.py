@@ -14,10 +14,15 @@ from jkvq.support.memory import format_bytes
 
 @contextlib.contextmanager
 def drafted(folder: Path, *, replace: bool = False, needs: int = 0) -> Iterator[Path]:
-    """A folder to write in, beside ``folder``, whose name it takes if nothing goes wrong.
+    """A context that gives a temporary folder, which becomes ``folder`` if its body succeeds.
 
-    ``folder`` must not exist or be empty by then, unless ``replace``; who reads one that may be
-    replaced does so inside `reading`. Where fewer than ``needs`` bytes are free nothing is begun.
+    Whoever looks finds ``folder`` whole or not at all.
+
+    Args:
+        folder: where the result goes; it must not exist, or be empty, unless ``replace``.
+        replace: take the place of a folder that is there; who reads one that may be replaced does
+            so inside `reading`.
+        needs: bytes that will be written; where fewer are free, nothing is begun.
     """
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)

@@ -1,10 +1,10 @@
-"""How long this process has spent tracing and compiling."""
+"""How long JAX has spent tracing and compiling in this process, by its own events."""
 
 import time
 
 import jax
 
-_spans: list[tuple[float, float]] = []  # (start, seconds), none inside another
+_spans: list[tuple[float, float]] = []  # (start, seconds); no span lies inside another
 
 
 def compile_seconds() -> float:

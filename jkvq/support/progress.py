@@ -16,7 +16,7 @@ from rich.progress import (
 
 
 def stderr() -> Console:
-    """A console on today's stderr."""
+    """A console on what is stderr now; tests and notebooks replace it."""
     return Console(stderr=True)
 
 
@@ -46,15 +46,17 @@ def _bar(label: str, total: int, amount: ProgressColumn) -> Iterator["Bar"]:
 
 
 class Bar:
-    """The handle of one bar; it pulses until its first step is done."""
+    """The handle of one bar, which pulses until its first step is done."""
 
     def __init__(self, progress: Progress, task, total: int):
         self._progress, self._task, self._total = progress, task, total
 
     def advance(self, amount: int) -> None:
+        """Adds to what is done."""
         self._progress.update(self._task, total=self._total, advance=amount)
 
     def reach(self, amount: int) -> None:
+        """Sets what is done."""
         self._progress.update(self._task, total=self._total, completed=amount)
 
 

@@ -1,8 +1,8 @@
 """The token-wise affine quantizer: x^ = lo + scale * code, for each group of g channels.
 
-Encoding is written so that the write kernel runs it as well.
-Scale and lo are stored in bfloat16, and codes are computed with the rounded ones, so that what is
-decoded is what was encoded. Attention never needs x^ itself:
+Scale and lo are stored in bfloat16. Codes of min-max levels are chosen with the rounded ones; a
+fitted step is stretched after its codes are chosen, and rounded last. The write kernel runs these
+very functions. Attention never needs x^ itself:
 
     q . k^ = scale (q . code) + lo sum(q)          sum_t p_t v^_t = sum_t (p_t scale_t) code_t
                                                                     + sum_t p_t lo_t
@@ -19,7 +19,7 @@ from jkvq.pallas_kernels.formats.words import as_bfloat16
 GAUSSIAN_STEP = {2: 0.9957, 3: 0.5860, 4: 0.3352, 6: 0.1041, 8: 0.0308}
 REFITS = 2
 
-# Gives the nearest level of each value of a group, from scale, lo, bits and worth (digits.py).
+# Gives the nearest level of each value of a group, as `nearest_levels` does: (x, scale, lo, bits).
 Levels = Callable[..., Array]
 
 
@@ -69,7 +69,8 @@ def encode_fitted(
 def least_squares(x, mean, codes, scale, lo, *, share=1.0, worth=1.0, norm=None):
     """Scale and lo that fit lo w + scale * code to x best; unchanged where all codes are equal.
 
-    ``mean`` is the best lo alone. Channels count by ``share``; ``norm`` is the sum of share w^2.
+    w is ``worth``: 1, but for channels of several digits (digits.py). ``mean`` is the best lo for a
+    scale of 0. Channels count by their ``share``, and ``norm`` is the sum of share w^2.
     """
     norm = norm or x.shape[-1]
     code_sum = (codes * (share * worth)).sum(-1)
@@ -93,7 +94,7 @@ def dot(
     scale: Float[Array, "B S K n"],
     lo: Float[Array, "B S K n"],
 ) -> Float[Array, "B T K G S"]:
-    """q . x^ without x^."""
+    """Scores q . x^, from codes, without making x^."""
     n = scale.shape[-1]
     q, codes = _split(q, n), _split(codes.astype(jnp.float32), n)
     products = jnp.einsum("btkgnh,bsknh->btkgsn", q, codes, precision="highest")
@@ -107,7 +108,7 @@ def mix(
     scale: Float[Array, "B S K n"],
     lo: Float[Array, "B S K n"],
 ) -> Float[Array, "B T K G H"]:
-    """sum_s weights[s] x^[s] without x^."""
+    """Outputs sum_s weights[s] x^[s], from codes, without making x^."""
     n, H = scale.shape[-1], codes.shape[-1]
     codes = _split(codes.astype(jnp.float32), n)
     scaled = jnp.einsum("btkgs,bskn->btkgsn", weights, scale)

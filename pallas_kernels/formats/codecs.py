@@ -1,11 +1,12 @@
-"""Codecs: what stands between the keys and values of a layer and what is stored of them.
+"""Codecs: how the keys, or the values, of a layer become packed tokens, and how those are read.
 
-A codec of one side and one layer is a small pure thing with this contract:
+The contract of a codec, which has no state, for one side of one layer; x^ is x as it is read back:
 
 - ``encode(x)`` of x [B, T, K, H] gives packed tokens, each from that token alone: the same token
   gives the same words in any chunk and any batch.
-- ``dot`` and ``mix`` are q . x^ and the weighted sum of x^, straight from packed tokens; ``decode``
-  is x^ itself.
+- ``decode`` gives x^; ``dot`` gives scores q . x^, and ``mix`` the sum of x^ by attention weights,
+  both straight from packed tokens. Where ``real`` is false a token may hold any bits, even a NaN's;
+  what it gives is finite, and is for the caller to leave out.
 
 Every x here is in the basis of the cache: centred and rotated.
 """
@@ -48,7 +49,7 @@ class Codec(Protocol):
 
 
 class _Dense:
-    """``dot`` and ``mix`` by way of x^."""
+    """``dot`` and ``mix`` of codecs that decode first."""
 
     def decode(self, tokens: Packed, real: Bool[Array, "B S"]) -> Float[Array, "B S K H"]:
         raise NotImplementedError
@@ -168,7 +169,7 @@ class DigitCodec:
 
 @dataclass(frozen=True)
 class LloydCodec(_Dense):
-    """A unit for each group and the nearest level for each channel (lloyd.py).
+    """unit * level: a unit for each group, the nearest level for each channel (lloyd.py).
 
     Invariants: units are float16 and >= 0; a code is below 2^width of its channel; a head takes
     the whole words that its widths add up to, ``bits`` for each channel on average.

@@ -1,14 +1,15 @@
-"""Digits: channels whose codes are unequally wide, in columns of codes that are equally wide.
+"""Digits: some channels get wider codes than others, but all stored codes are equally wide.
 
-A head has as many columns of codes as channels. ``digits`` says how many columns each quarter of
-its channels takes: with (2, 1, 1, 0) the first quarter has two, the last none, and is not stored.
-The code of a channel is written in the columns it has as a number is in its digits, the lowest
-first. Every column reads lo + scale * digit, as ever, so that a channel is
+A head stores as many codes of ``bits`` bits (columns) as it has channels. ``digits`` says how many
+columns each quarter of its channels gets: with (2, 1, 1, 0) and 2 bits the first quarter is coded
+in 4 bits, the next two in 2, and the last is not stored. A wide code is written in its columns as a
+number is in digits of base 2^bits, the lowest first. All columns share one scale and lo, and a
+column is read as lo + scale * digit like any affine code; so a channel is read as
 
     x^ = c (lo w + scale * code)        w = sum_j 2^(bits j)
 
-The constant c > 1 gives back the length that least-squares codes of a Gaussian lose. Attention
-reads columns like any others: a query is spread over them, channel times c 2^(bits j) for digit j.
+The constant c > 1 makes up for the length that the best codes of a Gaussian lose. Kernels that read
+columns need not know of it: a query is spread over the columns, times c 2^(bits j) for digit j.
 """
 
 from typing import NamedTuple
@@ -27,7 +28,7 @@ GAUSSIAN_ERROR = {2: 0.1188, 3: 0.0374, 4: 0.0115, 6: 0.0010, 8: 0.0001}
 
 
 class Place(NamedTuple):
-    """What a quarter of the columns holds."""
+    """Which channels, and which of their digits, a quarter of the columns holds."""
 
     part: int  # quarter of the channels
     digit: int  # which of their digits
@@ -39,7 +40,7 @@ class Place(NamedTuple):
 
 
 def places(digits: tuple[int, ...]) -> list[Place]:
-    """What each quarter of the columns holds."""
+    """The place of each quarter of the columns."""
     return [Place(i, j, count) for i, count in enumerate(digits) for j in range(count)]
 
 
@@ -51,12 +52,12 @@ def place_of(column: int, digits: tuple[int, ...], channels: int) -> tuple[int, 
 
 
 def worth(bits: int, count: int) -> int:
-    """w of a channel with so many digits."""
+    """w = sum_j 2^(bits j) of a channel with so many digits: what lo counts in it."""
     return sum(1 << (bits * j) for j in range(count))
 
 
 def relative_step(bits: int, count: int) -> float:
-    """The best step of so many digits in standard deviations, over that of one."""
+    """The best step for a Gaussian coded in so many digits, over the best step for one digit."""
     return affine.GAUSSIAN_STEP[bits * count] / affine.GAUSSIAN_STEP[bits]
 
 

@@ -31,7 +31,9 @@ TERMS = 4  # of the polynomials
 
 @functools.lru_cache
 def level_coefficients(bits: int, size: int) -> tuple[float, ...]:
-    """Of u, u^3, ... in the levels for groups of ``size``; code c is u = (2c + 1) / 2^bits - 1.
+    """The polynomial whose values are the levels: coefficients of u, u^3, ...
+
+    The level of code c, in groups of ``size`` channels, is its value at u = (2c + 1) / 2^bits - 1.
 
     Lloyd's iteration over a coordinate t of random vectors of norm sqrt(size), whose density is
     proportional to (1 - t^2 / size)^((size - 3) / 2): cells of what is nearest to each level, then
@@ -66,7 +68,7 @@ def group_levels(bits: int, size: int) -> Float[np.ndarray, " levels"]:
 
 
 def _places(bits: int) -> Float[np.ndarray, " levels"]:
-    """u of every code."""
+    """u = (2c + 1) / 2^bits - 1 of every code c."""
     return (2 * np.arange(2**bits) + 1) / 2**bits - 1
 
 
@@ -113,7 +115,7 @@ def make_allocation(
 def encode(
     x: Float[Array, "B T K H"], allocation: Allocation, *, fitted: bool
 ) -> tuple[UInt8[Array, "B T K H"], Float[Array, "B T K n"]]:
-    """(codes, units)."""
+    """The code of each channel, and the unit of each group."""
     squares = _of_groups(x * x, allocation)
     units = jnp.sqrt(squares / allocation.size.astype(jnp.float32)[None, None])
     ratio = x / _of_channels(_or_one(units), allocation)
@@ -126,7 +128,7 @@ def encode(
 def decode(
     codes: UInt8[Array, "B T K H"], units: Float[Array, "B T K n"], allocation: Allocation
 ) -> Float[Array, "B T K H"]:
-    """x^."""
+    """x^ = unit * level[code]."""
     return _chosen(codes, allocation) * _of_channels(units, allocation)
 
 

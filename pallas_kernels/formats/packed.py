@@ -11,7 +11,7 @@ LayerIndex = int | Int[Array, ""]  # which layer, known now or at run time
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Packed:
-    """Codes and what their decoder needs, for tokens in pages or in a row.
+    """Codes and what is needed to decode them, of tokens in pages or of a chunk in a row.
 
     In pages:  codes [L, P, K, p, words], params [L, P, K, n, p], index [L, P, p]
     In a row:  codes [B, T, K, words],    params [B, T, K, n],    index [B, T]

@@ -1,27 +1,27 @@
 import dataclasses
 
 import jax
-import jax.numpy as jnp
 import pytest
 
 import jkvq
 from jkvq.cache.footprint import footprint
 from jkvq.cache.layout import pages_for, pages_of_window, stored_bytes
 from jkvq.cache.shape import CacheShape
-from jkvq.cache.spec import parse_spec
+from jkvq.cache.spec_text import parse_spec
 from jkvq.engine.batch import Batch
 from tests.tiny import CONFIG, SERVED
+
+WEIGHTS = 123_456
 
 
 @pytest.mark.parametrize("name", SERVED)
 def test_footprint_is_what_is_allocated(tiny, name):
     spec = parse_spec(name)
-    size = footprint(CONFIG, spec, dtype=jnp.float32, context=300, batch=3, memory=None)
+    size = footprint(CONFIG, spec, weights=WEIGHTS, context=300, batch=3, memory=None)
     llm = dataclasses.replace(tiny, spec=spec)
     batch = Batch(llm, [[0] * 290] * 3, [10] * 3)  # what a call allocates
     assert size.cache == sum(leaf.nbytes for leaf in jax.tree.leaves(batch.cache.groups))
-    assert size.weights == sum(leaf.nbytes for leaf in jax.tree.leaves(tiny.params))
-    assert size.total == size.weights + size.cache
+    assert size.total == WEIGHTS + size.cache
     elements = 300 * 2 * CONFIG.layers * CONFIG.kv_heads * CONFIG.head_dim
     assert size.bits_per_element == 8 * size.per_sequence / elements
 
@@ -31,13 +31,13 @@ def test_footprint_counts_the_sequences_that_fit(name):
     spec, shape = parse_spec(name), CacheShape.of(CONFIG)
 
     def size(memory: int | None):
-        return footprint(CONFIG, spec, dtype=jnp.float32, context=300, batch=1, memory=memory)
+        return footprint(CONFIG, spec, weights=WEIGHTS, context=300, batch=1, memory=memory)
 
     assert size(None).fits is None
     # Five sequences with the windows of eight, and the pages that take padding
     pages, windows = 1 + 5 * pages_for(300, spec), 1 + 8 * pages_of_window(spec)
-    least = size(None).weights + stored_bytes(spec, shape, pages, windows)
-    for memory, fits in [(least, 5), (least - 1, 4), (size(None).weights, 0)]:
+    least = WEIGHTS + stored_bytes(spec, shape, pages, windows)
+    for memory, fits in [(least, 5), (least - 1, 4), (WEIGHTS, 0)]:
         assert size(memory).fits == fits
 
 
@@ -45,4 +45,4 @@ def test_footprint_counts_the_sequences_that_fit(name):
 def test_footprint_of_what_cannot_be_is_refused(context, batch):
     spec = parse_spec("bf16")
     with pytest.raises(jkvq.UserError, match=r"context=|batch=0"):
-        footprint(CONFIG, spec, dtype=jnp.float32, context=context, batch=batch, memory=None)
+        footprint(CONFIG, spec, weights=WEIGHTS, context=context, batch=batch, memory=None)

@@ -1,0 +1,156 @@
+"""A cache as users write it: a preset's name with optional overrides.
+
+``saw-int4`` or ``jkvq-int2,page=128,value.bits=3,exact_layers=0+1``.
+"""
+
+import dataclasses
+import re
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from jkvq.cache.presets import EVALUATED_ONLY, PRESETS, families
+from jkvq.cache.spec import CacheSpec
+from jkvq.support.errors import UserError, nearest
+
+
+class _Field(NamedTuple):
+    """A field that an override may set: how its value is read, and what is allowed, in words."""
+
+    read: Callable[[str], Any]
+    allowed: str
+
+
+def _flag(text: str) -> bool:
+    return {"true": True, "false": False}[text.lower()]
+
+
+def _optional(text: str) -> int | None:
+    return None if text == "none" else int(text)
+
+
+def _digits(text: str) -> tuple[int, ...]:
+    return () if text == "none" else tuple(map(int, text.split("+")))
+
+
+def _layers(text: str) -> tuple[int, ...]:
+    return tuple(sorted({int(layer) for layer in text.split("+")}))
+
+
+_NUMBER = "a whole number"
+_CACHE_FIELDS = {
+    "page": _Field(int, _NUMBER),
+    "sink": _Field(int, _NUMBER),
+    "recent": _Field(int, _NUMBER),
+    "exact_layers": _Field(_layers, "numbers of layers with + between, such as 0+1"),
+}
+_SIDE_FIELDS = {
+    "bits": _Field(int, _NUMBER),
+    "group": _Field(_optional, f"{_NUMBER} or none"),
+    "center": _Field(_flag, "true or false"),
+    "rotation": _Field(str, "a name"),
+    "clip": _Field(float, "a number from 0.5 to 1"),
+    "step": _Field(str, "a name"),
+    "digits": _Field(_digits, "numbers with + between, such as 2+1+1+0, or none"),
+}
+
+
+def parse_spec(text: str) -> CacheSpec:
+    """The spec that ``text`` names, such as ``saw-int4`` or ``saw-int4,page=128``.
+
+    A field of a side stands for keys and values alike; ``key.`` or ``value.`` before it sets that
+    side alone, wherever it stands in the text.
+    """
+    name, *overrides = (part.strip() for part in text.split(","))
+    changes = _changes(text, overrides)
+    spec, both = _preset(name), changes["both"]
+    return dataclasses.replace(
+        spec,
+        key=dataclasses.replace(spec.key, **both | changes["key"]),
+        value=dataclasses.replace(spec.value, **both | changes["value"]),
+        **changes["cache"],
+    )
+
+
+def _preset(name: str) -> CacheSpec:
+    if name in EVALUATED_ONLY:
+        raise UserError(
+            f"cache '{name}' exists in `jkvq eval ppl` and `jkvq eval fidelity` only, as a "
+            "baseline: choose one that `jkvq caches` lists, such as oscar-int2"
+        )
+    if name not in PRESETS:
+        listed = f"there are {', '.join(families())}; `jkvq caches` lists them all."
+        raise UserError(f"cache '{name}' is not known: {nearest(name, PRESETS, listed)}")
+    return PRESETS[name].spec
+
+
+def _changes(text: str, overrides: list[str]) -> dict[str, dict[str, Any]]:
+    """The values that overrides set, by the place they belong to and the name of the field."""
+    changes: dict[str, dict[str, Any]] = {"cache": {}, "both": {}, "key": {}, "value": {}}
+    for override in overrides:
+        match = re.fullmatch(r"(?:(key|value)\.)?(\w+)=(.+)", override)
+        side, name, value = match.groups() if match else (None, "", "")
+        fields = _SIDE_FIELDS if side else _CACHE_FIELDS | _SIDE_FIELDS
+        if name not in fields:
+            allowed = ", ".join([*_CACHE_FIELDS, *_SIDE_FIELDS])
+            raise UserError(
+                f"cache '{text}': '{override}' is no override; allowed are NAME=VALUE of {allowed}"
+            )
+        place = changes[side or ("cache" if name in _CACHE_FIELDS else "both")]
+        if name in place:
+            given = override.partition("=")[0]
+            raise UserError(f"cache '{text}': {given} is given twice; give it once")
+        try:
+            place[name] = fields[name].read(value)
+        except (ValueError, KeyError):
+            raise UserError(
+                f"cache '{text}': {override} cannot be read; allowed: {fields[name].allowed}"
+            ) from None
+    return changes
+
+
+def spec_text(spec: CacheSpec) -> str:
+    """The shortest text that `parse_spec` reads as this spec; its fields where there is none."""
+    texts = (_overridden(name, preset.spec, spec) for name, preset in PRESETS.items())
+    return min((text for text in texts if text is not None), key=len, default=str(spec))
+
+
+def _overridden(name: str, preset: CacheSpec, wanted: CacheSpec) -> str | None:
+    """The preset with the overrides that make it ``wanted``; None if there are none."""
+
+    def changes(old: Any, new: Any, fields) -> dict[str, str]:
+        return {
+            field: _written(getattr(new, field))
+            for field in fields
+            if getattr(new, field) != getattr(old, field)
+        }
+
+    key, value = (
+        changes(getattr(preset, side), getattr(wanted, side), _SIDE_FIELDS)
+        for side in ("key", "value")
+    )
+    both = dict(key.items() & value.items())
+    overrides = changes(preset, wanted, _CACHE_FIELDS) | both
+    for side, found in (("key", key), ("value", value)):
+        overrides |= {f"{side}.{field}": found[field] for field in found if field not in both}
+    text = ",".join([name, *(f"{field}={overrides[field]}" for field in sorted(overrides))])
+    try:
+        return text if parse_spec(text) == wanted else None
+    except UserError:  # these fields do not go together
+        return None
+
+
+def _written(value: Any) -> str:
+    if isinstance(value, tuple):
+        return "+".join(map(str, value)) or "none"
+    return str(value).lower()
+
+
+def split_names(text: str) -> list[str]:
+    """The caches of a list like ``bf16,int4,page=128``: a part with ``=`` belongs to its left."""
+    names: list[str] = []
+    for part in (part.strip() for part in text.split(",")):
+        if "=" in part and names:
+            names[-1] += f",{part}"
+        else:
+            names.append(part)
+    return list(dict.fromkeys(names))

@@ -1,0 +1,86 @@
+"""`jkvq eval niah`: needles in a haystack."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from jkvq.cli.eval_shared import Caches, Calibrations, Plot, calibrated, choose_calibrations
+from jkvq.cli.shared import AsJson, Dtype, Implementation, Model, print_json, print_table
+from jkvq.defaults import DEFAULT_MODEL, PLAIN_CACHE
+from jkvq.support.errors import UserError
+
+if TYPE_CHECKING:
+    from jkvq.evaluation.needles import Cell
+
+_TASKS = "single,distract,multi,multi-key,multi-value,multi-query"
+
+
+def eval_niah(
+    haystack: Annotated[Path, typer.Option(help="A text file, or a folder of .txt files.")],
+    model: Model = DEFAULT_MODEL,
+    cache: Caches = PLAIN_CACHE,
+    task: Annotated[str, typer.Option(help="One or more, with commas between.")] = _TASKS,
+    length: Annotated[str, typer.Option(help="Tokens of a prompt; one or more.")] = "512,1024",
+    depth: Annotated[str, typer.Option(help="Where the needle lies, in percent.")] = "0,50,100",
+    trials: Annotated[int, typer.Option(help="Haystacks for each length and depth.")] = 3,
+    calibration: Calibrations = [],  # noqa: B006 (typer copies it)
+    plot: Plot = None,
+    dtype: Dtype = None,
+    implementation: Implementation = None,
+    as_json: AsJson = False,
+):
+    """Needles in a haystack: how many facts of a long prompt the model still finds."""
+    from jkvq.cache.spec_text import parse_spec, split_names
+    from jkvq.evaluation.needles import niah, read_haystack
+    from jkvq.evaluation.plots import check_plot, draw_grid
+    from jkvq.llm import load_plain, with_cache
+
+    names, tasks, text = split_names(cache), task.split(","), read_haystack(haystack)
+    lengths, depths = _numbers("length", length), [d / 100 for d in _numbers("depth", depth)]
+    check_plot(plot)
+    for name in names:
+        parse_spec(name)  # refuses baselines, which are for the other commands
+    folders = choose_calibrations(calibration, names)
+    llm = load_plain(model, dtype=dtype)
+    llms = {
+        name: with_cache(llm, name, calibrated(llm, name, folder), implementation=implementation)
+        for name, folder in folders.items()
+    }
+    found = niah(llms, text, tasks=tasks, lengths=lengths, depths=depths, trials=trials)
+    title = f"{model}, {trials} haystack(s) for each length and depth"
+    if plot is not None:
+        draw_grid(_grids(found, tasks, lengths, depths), lengths, depths, title, plot)
+    if as_json:
+        cells = {name: [dataclasses.asdict(cell) for cell in each] for name, each in found.items()}
+        print_json({"model": model, "trials": trials, "cells": cells})
+        return
+    title += f"; lengths {length}, depths {depth} %"
+    print_table(title, ("cache", *tasks, "mean"), _rows(found, tasks))
+
+
+def _numbers(name: str, text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise UserError(f"{name}={text}: whole numbers with commas between") from None
+
+
+def _rows(found: "Mapping[str, list[Cell]]", tasks: Sequence[str]):
+    """Mean scores of each cache: of every task, and of them all."""
+    for name, cells in found.items():
+        means = [fmean(cell.score for cell in cells if cell.task == task) for task in tasks]
+        yield name, *(f"{mean:.0%}" for mean in [*means, fmean(means)])
+
+
+def _grids(found: "Mapping[str, list[Cell]]", tasks, lengths, depths):
+    """Scores as [depth][length] for each cache and task."""
+
+    def grid(cells: "list[Cell]", task: str):
+        scores = {(c.depth, c.length): c.score for c in cells if c.task == task}
+        return [[scores[depth, length] for length in lengths] for depth in depths]
+
+    return {name: {task: grid(cells, task) for task in tasks} for name, cells in found.items()}

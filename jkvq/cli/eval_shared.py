@@ -1,0 +1,44 @@
+"""What the commands of `jkvq eval` share: their options, and calibrations on first use."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from jkvq.cache.calibrated import Calibration
+    from jkvq.llm import LLM
+
+Text = Annotated[Path, typer.Option(help="A text file; .gz is read as it is.")]
+Caches = Annotated[str, typer.Option("--cache", help="One or more, with commas between.")]
+Calibrations = Annotated[
+    list[Path],
+    typer.Option(
+        help="A folder that `jkvq calibrate` wrote, for the caches it serves; may be repeated.",
+        show_default="those kept for the model, made on first use",
+    ),
+]
+Plot = Annotated[Path | None, typer.Option(help="Draw it too, as PNG.", show_default=False)]
+Tokens = Annotated[int, typer.Option(help="How many, from the text's beginning.")]
+
+
+def choose_calibrations(folders: Sequence[Path], caches: Sequence[str]) -> dict[str, Path | None]:
+    """The folder that serves each cache or baseline; None is the calibration kept for the model."""
+    from jkvq.evaluation.subjects import choose_calibration
+
+    return {name: choose_calibration(folders, name) for name in caches}
+
+
+def calibrated(llm: "LLM", cache: str, folder: Path | None) -> "Calibration | None":
+    """What a cache needs to know of a plain model, from the folder, as kept for it, or made now."""
+    from jkvq.cache.spec_text import parse_spec
+    from jkvq.evaluation.baselines import BASELINES
+    from jkvq.llm import find_calibration
+    from jkvq.loading.load import calibration_for
+
+    if cache in BASELINES:
+        return None
+    spec = parse_spec(cache)
+    given = None if folder is None else find_calibration(llm.name, spec, folder)
+    return calibration_for(llm, spec, given)

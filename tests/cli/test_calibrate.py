@@ -1,0 +1,58 @@
+import inspect
+from typing import get_args
+
+import pytest
+
+import jkvq
+from jkvq.calibration.allocation import SCORES
+from jkvq.calibration.rotations import FACTORS
+from jkvq.calibration.solve import KEY_TARGETS, METHODS, VALUE_TARGETS, CalibrationOptions
+from jkvq.cli.calibrate import calibrate
+from tests.cli.running import run
+
+
+def _options():
+    parameters = inspect.signature(calibrate).parameters.values()
+    return {each.name: get_args(each.annotation)[1] for each in parameters}
+
+
+def test_help_names_every_choice():
+    options = _options()
+    for name, choices in (
+        ("method", METHODS),
+        ("key_target", KEY_TARGETS),
+        ("value_target", VALUE_TARGETS),
+        ("without", FACTORS),
+        ("score", SCORES),
+    ):
+        words = options[name].help.replace(",", " ").replace(";", " ").replace(".", " ").split()
+        assert set(choices) <= set(words), name
+
+
+@pytest.mark.parametrize(
+    "name", ["key_target", "value_target", "centroids", "starts", "seed", "score", "window"]
+)
+def test_help_shows_the_methods_own_defaults(name):
+    assert _options()[name].show_default == str(getattr(CalibrationOptions, name))
+
+
+def test_calibrate_hands_on_what_was_given_and_nothing_else(monkeypatch):
+    def seen(model, **options):
+        assert model == "m"
+        given = {name: value for name, value in options.items() if value is not None}
+        assert given == {
+            "method": "oscar",
+            "self_written": False,
+            "tokens": 300,
+            "shared": True,
+            "without": ("hadamard",),
+            "window": 64,
+        }
+        raise jkvq.UserError("seen")
+
+    monkeypatch.setattr("jkvq.loading.calibrate.calibrate", seen)
+    with pytest.raises(jkvq.UserError, match="seen"):
+        run(
+            *("calibrate", "--model", "m", "--method", "oscar", "--tokens", "300"),
+            *("--shared", "--without", "hadamard", "--window", "64"),
+        )
