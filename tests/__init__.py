@@ -1,0 +1,20 @@
+"""What every process of a test run is told before JAX starts; what the caller has set stays."""
+
+import os
+import tempfile
+from pathlib import Path
+
+if not Path("/dev/nvidiactl").exists():
+    # Most of the time goes into compilation for CPUs, and this is a third of it: LLVM does without
+    # optimization, and the older and quicker way from fusions to LLVM is taken. Programs stay as
+    # they are down to there. A version of XLA without such an option says so: set XLA_FLAGS.
+    os.environ.setdefault(
+        "XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
+    )
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    # Compiled programs of this run, for its other tests and the other processes.
+    _compiled = tempfile.TemporaryDirectory(prefix="jkvq-compiled-")
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = _compiled.name
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+    os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
+    os.environ["JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES"] = "none"

@@ -1,18 +1,29 @@
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from jkvq.pallas_kernels.work import share_start, share_work
 
 
-@settings(max_examples=40)  # each may compile
-@given(st.lists(st.integers(0, 9), min_size=1, max_size=7), st.integers(1, 12))
+@functools.partial(jax.jit, static_argnums=1)
+def _planned(units, shares: int):
+    every = jnp.arange(shares + 1, dtype=jnp.int32)
+    return share_work(units, shares), share_start(every, units.sum(dtype=jnp.int32), shares)
+
+
+UNITS = st.integers(0, 9)
+# Few numbers of sequences and of shares, as each pair is compiled
+SEQUENCES = st.sampled_from([1, 2, 7]).flatmap(lambda n: st.lists(UNITS, min_size=n, max_size=n))
+
+
+@given(SEQUENCES, st.sampled_from([1, 3, 12]))
 def test_every_unit_is_done_once_and_every_partial_result_is_found(units, shares):
-    plan = jax.tree.map(np.asarray, share_work(jnp.asarray(units, jnp.int32), shares))
+    plan, starts = jax.tree.map(np.asarray, _planned(np.array(units, np.int32), shares))
     before, total = plan.before, sum(units)
-    starts = np.asarray(share_start(jnp.arange(shares + 1), jnp.int32(total), shares))
     done, written = np.zeros(total, int), {}
     sizes = []
     for j in range(shares):

@@ -16,7 +16,7 @@ SCALE = 0.2
 
 
 def attend(stored: Stored, q, lengths, page, *, programs=10, seen=None, shift=None, interpret=True):
-    """(out, lse), the same twice."""
+    """(out, lse), on a GPU the same twice."""
     settings = DecodeSettings(programs=programs, warps=2, stages=2)
 
     @jax.jit
@@ -32,7 +32,8 @@ def attend(stored: Stored, q, lengths, page, *, programs=10, seen=None, shift=No
 
     args = q, *stored.sides, stored.table, jnp.asarray(lengths), seen, shift
     out, lse = run(*args)
-    np.testing.assert_array_equal(out, run(*args)[0])
+    if not interpret:
+        np.testing.assert_array_equal(out, run(*args)[0])
     return out, lse
 
 
@@ -58,19 +59,19 @@ def check(cache, groups, head_dim, page, dtype, interpret):
         assert_close(stored, q, lengths, out, lse)
 
 
-SHAPES = [("bf16", 4, 64), ("int8", 1, 64), ("int4", 3, 64), ("int3", 8, 64), ("int2", 2, 64)]
-SHAPES += [("int4,group=32", 2, 64), ("int3,group=32", 1, 64), ("tq-k3v2", 4, 64)]
-SHAPES += [
-    ("jkvq-int2", 2, 64),
-    ("tq-k4v4", 2, 64),
-    ("blockgtq-k3v3", 2, 64),
-    ("kmeans16-int4", 2, 64),
-]
-
-
-@pytest.mark.parametrize(("cache", "groups", "head_dim"), SHAPES)
-def test_decode_step_by_step(cache, groups, head_dim):
-    check(cache, groups, head_dim, 16, jnp.bfloat16, interpret=True)
+@pytest.mark.parametrize(
+    ("cache", "groups"),
+    [
+        ("bf16", 4),  # FloatTiles
+        ("int3,group=32", 1),  # AffineTiles, of two parts and with groups
+        ("kmeans16-int4", 3),  # AffineTiles on centroids
+        ("jkvq-int2", 2),  # DigitTiles
+        ("tq-k3v2", 8),  # LevelTiles
+        ("blockgtq-k3v3", 2),  # StreamTiles
+    ],
+)
+def test_decode_step_by_step(cache, groups):
+    check(cache, groups, 64, 16, jnp.bfloat16, interpret=True)
 
 
 def test_only_what_is_seen_counts():
