@@ -20,7 +20,7 @@ import jax
 import numpy as np
 
 from jkvq.cache.calibrated import Calibration, SideCalibration, Transform, methods_for
-from jkvq.cache.spec import CacheSpec
+from jkvq.cache.specs.spec import CacheSpec
 from jkvq.calibration.solve import Solution, Spectra
 from jkvq.models.formats.catalog import CATALOG
 from jkvq.support.atomic_folder import drafted, reading

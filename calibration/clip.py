@@ -15,8 +15,8 @@ from jaxtyping import Array, Float, Int
 from jkvq.cache.basis import Basis, SideBasis, make_basis
 from jkvq.cache.calibrated import Calibration
 from jkvq.cache.shape import CacheShape
-from jkvq.cache.spec import CacheSpec
-from jkvq.cache.spec_text import spec_text
+from jkvq.cache.specs.spec import CacheSpec
+from jkvq.cache.specs.spec_text import spec_text
 from jkvq.calibration.observe import causal, sequences
 from jkvq.calibration.solve import CalibrationOptions
 from jkvq.models.config import ModelConfig

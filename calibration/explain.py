@@ -3,7 +3,7 @@
 import numpy as np
 
 from jkvq.cache.calibrated import SideCalibration, methods_for
-from jkvq.cache.presets import PRESETS
+from jkvq.cache.specs.presets import PRESETS
 from jkvq.calibration.artefact import Artefact
 from jkvq.calibration.solve import Spectra
 

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from jkvq.cache.page_rule import Windows
+from jkvq.cache.specs.page_rule import Windows
 from jkvq.calibration.moments import Captured, Moments, Read
 from jkvq.models.config import ModelConfig
 from jkvq.models.decoder import Params, rotary_angles, run

@@ -13,8 +13,8 @@ from jkvq.version import VERSION as __version__
 
 if TYPE_CHECKING:
     from jkvq.cache.calibrated import Calibration, SideCalibration, Transform
-    from jkvq.cache.spec import CacheSpec, SideSpec
-    from jkvq.cache.spec_text import parse_spec
+    from jkvq.cache.specs.spec import CacheSpec, SideSpec
+    from jkvq.cache.specs.spec_text import parse_spec
     from jkvq.calibration.artefact import Artefact, load_artefact
     from jkvq.engine.generate import Generation, Options, Piece, generate, stream
     from jkvq.llm import LLM, with_cache
@@ -47,8 +47,8 @@ __all__ = [
 # A name is imported when it is first used: `jkvq --help` shall not wait for all of JAX.
 _HOMES = {
     "jkvq.cache.calibrated": ("Calibration", "SideCalibration", "Transform"),
-    "jkvq.cache.spec": ("CacheSpec", "SideSpec"),
-    "jkvq.cache.spec_text": ("parse_spec",),
+    "jkvq.cache.specs.spec": ("CacheSpec", "SideSpec"),
+    "jkvq.cache.specs.spec_text": ("parse_spec",),
     "jkvq.calibration.artefact": ("Artefact", "load_artefact"),
     "jkvq.engine.generate": ("Generation", "Options", "Piece", "generate", "stream"),
     "jkvq.llm": ("LLM", "with_cache"),

@@ -12,8 +12,8 @@ from jkvq.cache.basis import Basis, make_basis
 from jkvq.cache.calibrated import Calibration, calibrate_command, methods_for
 from jkvq.cache.fold import fold_values
 from jkvq.cache.shape import CacheShape
-from jkvq.cache.spec import CacheSpec
-from jkvq.cache.spec_text import parse_spec
+from jkvq.cache.specs.spec import CacheSpec
+from jkvq.cache.specs.spec_text import parse_spec
 from jkvq.calibration.artefact import find_artefact, load_artefact
 from jkvq.defaults import PLAIN_CACHE
 from jkvq.models.config import ModelConfig

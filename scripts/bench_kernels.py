@@ -23,8 +23,8 @@ from jkvq.cache.basis import make_basis
 from jkvq.cache.calibrated import Calibration, SideCalibration, Transform
 from jkvq.cache.layout import abstract_groups, pages_of_window
 from jkvq.cache.shape import CacheShape
-from jkvq.cache.spec import CacheSpec
-from jkvq.cache.spec_text import parse_spec
+from jkvq.cache.specs.spec import CacheSpec
+from jkvq.cache.specs.spec_text import parse_spec
 from jkvq.cache.windows import window_table
 from jkvq.pallas_kernels.formats.codecs import FloatCodec
 from jkvq.pallas_kernels.formats.packed import Packed

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import jax
 
-from jkvq.cache.spec_text import parse_spec
+from jkvq.cache.specs.spec_text import parse_spec
 from jkvq.pallas_kernels.settings import tuned_file
 from jkvq.pallas_kernels.types import DecodeSettings, WriteSettings
 from scripts.bench_kernels import time_decode, time_write

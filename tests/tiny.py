@@ -10,9 +10,9 @@ from tokenizers import decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from jkvq.cache.basis import make_basis
-from jkvq.cache.presets import PRESETS
 from jkvq.cache.shape import CacheShape
-from jkvq.cache.spec_text import parse_spec
+from jkvq.cache.specs.presets import PRESETS
+from jkvq.cache.specs.spec_text import parse_spec
 from jkvq.llm import LLM, with_cache
 from jkvq.models.config import ModelConfig
 from jkvq.models.decoder import Params, abstract_params

@@ -2,7 +2,7 @@
 
 from typing import get_args
 
-from jkvq.cache.spec import CacheSpec, SideSpec
+from jkvq.cache.specs.spec import CacheSpec, SideSpec
 from jkvq.models.config import ModelConfig
 from jkvq.pallas_kernels.settings import ROWS, compute_capability, has_gpu
 from jkvq.pallas_kernels.types import Implementation

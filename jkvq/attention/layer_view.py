@@ -10,7 +10,7 @@ from jkvq.attention.page_means import MeanScores
 from jkvq.attention.step_plan import GroupPlan
 from jkvq.cache.basis import Basis, SideBasis
 from jkvq.cache.layout import KVCache, LayerGroup, place_of
-from jkvq.cache.spec import CacheSpec
+from jkvq.cache.specs.spec import CacheSpec
 from jkvq.cache.windows import read_window
 from jkvq.pallas_kernels.formats.codecs import Codec
 from jkvq.pallas_kernels.formats.packed import LayerIndex

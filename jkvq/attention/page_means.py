@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Int
 
 from jkvq.cache.basis import Angles
 from jkvq.cache.layout import pages_of_window
-from jkvq.cache.spec import CacheSpec
+from jkvq.cache.specs.spec import CacheSpec
 from jkvq.pallas_kernels.types import Shift
 
 

@@ -17,7 +17,7 @@ from jkvq.attention.page_means import number_pages, page_of_position
 from jkvq.cache.basis import Angles, Basis, SideBasis
 from jkvq.cache.layout import KVCache, layer_groups, page_of
 from jkvq.cache.page_pool import PADDING_PAGE
-from jkvq.cache.spec import CacheSpec
+from jkvq.cache.specs.spec import CacheSpec
 from jkvq.cache.windows import (
     Leaving,
     held_positions,

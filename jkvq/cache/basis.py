@@ -25,7 +25,7 @@ from jkvq.cache.fixed_rotations import (
     random_rotation,
 )
 from jkvq.cache.shape import CacheShape
-from jkvq.cache.spec import CALIBRATED_ROTATIONS, EXACT, CacheSpec, SideSpec
+from jkvq.cache.specs.spec import CALIBRATED_ROTATIONS, EXACT, CacheSpec, SideSpec
 from jkvq.cache.stored import BLOCK_GROUPS
 from jkvq.pallas_kernels.formats.codecs import (
     AffineCodec,

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from jaxtyping import Float, Int
 
-from jkvq.cache.spec import CacheSpec
+from jkvq.cache.specs.spec import CacheSpec
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from jkvq.cache.layout import pages_for, pages_of_window, stored_bytes
 from jkvq.cache.page_pool import power_of_two, roomy
 from jkvq.cache.shape import CacheShape
-from jkvq.cache.spec import CacheSpec
+from jkvq.cache.specs.spec import CacheSpec
 from jkvq.models.config import ModelConfig
 from jkvq.support.errors import UserError
 

@@ -10,7 +10,7 @@ from jaxtyping import Array, Int, UInt
 
 from jkvq.cache.page_pool import PADDING_PAGE
 from jkvq.cache.shape import CacheShape
-from jkvq.cache.spec import CacheSpec, SideSpec
+from jkvq.cache.specs.spec import CacheSpec, SideSpec
 from jkvq.cache.stored import stored
 from jkvq.pallas_kernels.formats.packed import Packed
 

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jkvq.cache.spec import SideSpec
+from jkvq.cache.specs.spec import SideSpec
 from jkvq.pallas_kernels.formats.codecs import index_dtype
 from jkvq.pallas_kernels.formats.packing import packed_words
 

@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Float, Int, UInt
 
 from jkvq.cache.layout import pages_of_window
 from jkvq.cache.page_pool import PADDING_PAGE
-from jkvq.cache.spec import CacheSpec
+from jkvq.cache.specs.spec import CacheSpec
 from jkvq.pallas_kernels.formats.packed import LayerIndex
 from jkvq.pallas_kernels.formats.words import from_words, to_words
 

@@ -35,8 +35,8 @@ def caches(
 def _listed(head_dim: int, context: int) -> dict[str, dict[str, Any]]:
     """What there is to say of each cache that heads and contexts of these sizes can have."""
     from jkvq.cache.footprint import bits_per_element
-    from jkvq.cache.presets import PRESETS
     from jkvq.cache.shape import CacheShape
+    from jkvq.cache.specs.presets import PRESETS
 
     shape, listed = CacheShape(1, 1, head_dim), {}
     for name, preset in PRESETS.items():

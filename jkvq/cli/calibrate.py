@@ -150,8 +150,8 @@ def _report(manifest: "Manifest", model: str, out: Path | None, as_json: bool) -
 def _served(method: str) -> str | None:
     """A cache that a method's calibration is made for."""
     from jkvq.cache.calibrated import methods_for
-    from jkvq.cache.presets import PRESETS
-    from jkvq.cache.spec_text import parse_spec
+    from jkvq.cache.specs.presets import PRESETS
+    from jkvq.cache.specs.spec_text import parse_spec
 
     names = (*PRESETS, *DEFAULT_CACHES)
     return next((name for name in names if method in methods_for(parse_spec(name))[:1]), None)

@@ -61,7 +61,7 @@ def generate(
     text = sys.stdin.read() if prompt == "-" else prompt
     if not text:
         raise UserError("the prompt is empty: give at least one word")
-    from jkvq.cache.spec_text import spec_text
+    from jkvq.cache.specs.spec_text import spec_text
     from jkvq.engine.generate import stream
     from jkvq.loading.load import load
 

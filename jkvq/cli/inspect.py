@@ -54,7 +54,7 @@ def _inspect_memory(
     as_json: bool,
 ) -> None:
     from jkvq.cache.footprint import footprint
-    from jkvq.cache.spec_text import parse_spec, spec_text
+    from jkvq.cache.specs.spec_text import parse_spec, spec_text
     from jkvq.llm import compute_dtype, weight_bytes
     from jkvq.loading.load import default_cache
     from jkvq.models.formats.checkpoint import open_checkpoint

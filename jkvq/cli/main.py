@@ -10,7 +10,7 @@ import typer
 from jkvq.cli.caches import caches
 from jkvq.cli.calibrate import calibrate
 from jkvq.cli.convert import convert
-from jkvq.cli.evaluate import evaluate
+from jkvq.cli.evaluate.app import evaluate
 from jkvq.cli.generate import generate
 from jkvq.cli.inspect import inspect
 from jkvq.support.errors import CacheWarning, UserError

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jkvq.cache.basis import Basis, SideBasis
-from jkvq.cache.spec import CacheSpec
+from jkvq.cache.specs.spec import CacheSpec
 from jkvq.pallas_kernels.formats.packed import LayerIndex
 from jkvq.pallas_kernels.formats.words import from_words, to_words
 from jkvq.pallas_kernels.reference.dense_attention import products, softmax, weighted_sum

@@ -16,7 +16,7 @@ from jkvq.cache.calibrated import Calibration, methods_for
 from jkvq.cache.footprint import bits_per_element
 from jkvq.cache.layout import KVCache, empty_cache, pages_for
 from jkvq.cache.shape import CacheShape
-from jkvq.cache.spec_text import parse_spec
+from jkvq.cache.specs.spec_text import parse_spec
 from jkvq.calibration.artefact import load_artefact
 from jkvq.engine.forward import forward
 from jkvq.evaluation.baselines import BASELINES, ChannelWise

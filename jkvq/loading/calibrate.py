@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 from jkvq.cache.calibrated import Calibration, methods_for
 from jkvq.cache.shape import CacheShape
-from jkvq.cache.spec import CacheSpec
-from jkvq.cache.spec_text import parse_spec, spec_text
+from jkvq.cache.specs.spec import CacheSpec
+from jkvq.cache.specs.spec_text import parse_spec, spec_text
 from jkvq.calibration.artefact import (
     Artefact,
     Manifest,

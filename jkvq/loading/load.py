@@ -6,8 +6,8 @@ from pathlib import Path
 
 from jkvq.attention.implementation import choose_implementation
 from jkvq.cache.calibrated import Calibration, methods_for
-from jkvq.cache.spec import CacheSpec
-from jkvq.cache.spec_text import parse_spec, spec_text
+from jkvq.cache.specs.spec import CacheSpec
+from jkvq.cache.specs.spec_text import parse_spec, spec_text
 from jkvq.calibration.artefact import find_artefact, load_artefact
 from jkvq.defaults import DEFAULT_CACHES, DEFAULT_MODEL, PLAIN_CACHE
 from jkvq.llm import (

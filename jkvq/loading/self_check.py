@@ -17,8 +17,8 @@ from pathlib import Path
 from jkvq.cache.calibrated import Calibration
 from jkvq.cache.layout import pages_for, pages_of_window, stored_bytes
 from jkvq.cache.shape import CacheShape
-from jkvq.cache.spec import CacheSpec
-from jkvq.cache.spec_text import spec_text
+from jkvq.cache.specs.spec import CacheSpec
+from jkvq.cache.specs.spec_text import spec_text
 from jkvq.calibration.artefact import calibration_digest
 from jkvq.calibration.prose import default_text
 from jkvq.evaluation.corpus import first_tokens

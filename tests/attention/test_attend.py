@@ -14,7 +14,7 @@ from jkvq.attention.step_plan import plan_step
 from jkvq.cache.basis import Basis, make_basis
 from jkvq.cache.layout import KVCache, empty_cache, pages_for, place_of
 from jkvq.cache.shape import CacheShape
-from jkvq.cache.spec_text import parse_spec
+from jkvq.cache.specs.spec_text import parse_spec
 from tests import reference
 from tests.made_up import random_calibration
 

@@ -4,7 +4,7 @@ import jax
 import pytest
 
 from jkvq.attention.implementation import choose_implementation
-from jkvq.cache.spec_text import parse_spec
+from jkvq.cache.specs.spec_text import parse_spec
 from jkvq.support.errors import UserError
 from tests.tiny import CONFIG
 

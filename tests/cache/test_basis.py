@@ -7,7 +7,7 @@ import jkvq
 from jkvq.cache.basis import Angles, make_basis
 from jkvq.cache.calibrated import Calibration, SideCalibration
 from jkvq.cache.shape import CacheShape
-from jkvq.cache.spec_text import parse_spec
+from jkvq.cache.specs.spec_text import parse_spec
 from tests.made_up import SHAPE, random_calibration
 from tests.reference import rope
 

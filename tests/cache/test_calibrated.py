@@ -1,7 +1,7 @@
 import numpy as np
 
 from jkvq.cache.calibrated import SideCalibration, Transform
-from jkvq.cache.spec_text import parse_spec
+from jkvq.cache.specs.spec_text import parse_spec
 
 MEAN, OTHER, ROTATION = np.zeros((1, 1, 4)), np.ones((1, 1, 4)), np.eye(4)[None, None]
 

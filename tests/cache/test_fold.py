@@ -9,7 +9,7 @@ import jkvq
 from jkvq.cache.calibrated import Calibration, SideCalibration
 from jkvq.cache.layout import empty_cache
 from jkvq.cache.shape import CacheShape
-from jkvq.cache.spec import CacheSpec, SideSpec
+from jkvq.cache.specs.spec import CacheSpec, SideSpec
 from jkvq.engine.forward import forward
 from jkvq.models.config import ModelConfig
 from jkvq.models.decoder import abstract_params, logits

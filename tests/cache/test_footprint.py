@@ -7,7 +7,7 @@ import jkvq
 from jkvq.cache.footprint import footprint
 from jkvq.cache.layout import pages_for, pages_of_window, stored_bytes
 from jkvq.cache.shape import CacheShape
-from jkvq.cache.spec_text import parse_spec
+from jkvq.cache.specs.spec_text import parse_spec
 from jkvq.engine.batch import Batch
 from tests.tiny import CONFIG, SERVED
 

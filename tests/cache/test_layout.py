@@ -12,9 +12,9 @@ from jkvq.cache.layout import (
     place_of,
     stored_bytes,
 )
-from jkvq.cache.presets import PRESETS
 from jkvq.cache.shape import CacheShape
-from jkvq.cache.spec_text import parse_spec
+from jkvq.cache.specs.presets import PRESETS
+from jkvq.cache.specs.spec_text import parse_spec
 
 SHAPE = CacheShape(layers=3, kv_heads=2, head_dim=128)
 

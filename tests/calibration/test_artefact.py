@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import jkvq
-from jkvq.cache.spec_text import parse_spec
+from jkvq.cache.specs.spec_text import parse_spec
 from jkvq.calibration.artefact import (
     default_folder,
     find_artefact,

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from jkvq.cache.page_rule import Windows
+from jkvq.cache.specs.page_rule import Windows
 from jkvq.calibration.observe import WINDOWS, observe, place_tokens
 from tests.calibration.numpy_model import layers_of, middles, moved, rope, stands
 from tests.tiny import CONFIG

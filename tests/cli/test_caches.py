@@ -1,7 +1,7 @@
 import pytest
 
 import jkvq
-from jkvq.cache.presets import PRESETS
+from jkvq.cache.specs.presets import PRESETS
 from tests.cli.running import run, run_json
 
 

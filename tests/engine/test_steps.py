@@ -6,7 +6,7 @@ import pytest
 
 from jkvq.cache.layout import empty_cache
 from jkvq.cache.shape import CacheShape
-from jkvq.cache.spec_text import parse_spec
+from jkvq.cache.specs.spec_text import parse_spec
 from jkvq.engine.sampling import SamplerArrays, Sampling
 from jkvq.engine.steps import BURST, Decoding, decode_burst, prefill_chunk
 from tests.tiny import CONFIG, EOS, tiny_llm

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 import jkvq
-from jkvq.cache.presets import EVALUATED_ONLY
 from jkvq.cache.shape import CacheShape
-from jkvq.cache.spec_text import parse_spec
+from jkvq.cache.specs.presets import EVALUATED_ONLY
+from jkvq.cache.specs.spec_text import parse_spec
 from jkvq.evaluation.baselines import BASELINES, ChannelWise
 from jkvq.evaluation.reconstruct import attend_reconstructed
 from jkvq.evaluation.subjects import Baseline, subject

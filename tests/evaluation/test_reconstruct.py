@@ -14,7 +14,7 @@ from jkvq.attention.layer_view import LayerView
 from jkvq.attention.step_plan import plan_step
 from jkvq.cache.layout import empty_cache
 from jkvq.cache.shape import CacheShape
-from jkvq.cache.spec_text import parse_spec
+from jkvq.cache.specs.spec_text import parse_spec
 from jkvq.evaluation.reconstruct import TokenWise, attend_reconstructed
 from jkvq.llm import checked_basis
 from tests.made_up import random_calibration

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import jkvq
-from jkvq.cache.spec_text import parse_spec, spec_text
+from jkvq.cache.specs.spec_text import parse_spec, spec_text
 from jkvq.calibration.artefact import default_folder, load_artefact
 from jkvq.cli.main import main
 from jkvq.llm import with_cache

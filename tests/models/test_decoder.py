@@ -10,7 +10,7 @@ import pytest
 from jkvq.cache.basis import make_basis
 from jkvq.cache.layout import KVCache, empty_cache
 from jkvq.cache.shape import CacheShape
-from jkvq.cache.spec_text import parse_spec
+from jkvq.cache.specs.spec_text import parse_spec
 from jkvq.engine.forward import forward
 from jkvq.models.decoder import logits
 from jkvq.models.formats.hf_folder import HFFolder

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from jkvq.cache.basis import SideBasis, make_basis
-from jkvq.cache.presets import PRESETS
-from jkvq.cache.spec import SideSpec
-from jkvq.cache.spec_text import parse_spec
+from jkvq.cache.specs.presets import PRESETS
+from jkvq.cache.specs.spec import SideSpec
+from jkvq.cache.specs.spec_text import parse_spec
 from jkvq.pallas_kernels.formats.affine import GAUSSIAN_STEP
 from jkvq.pallas_kernels.formats.digits import GAUSSIAN_ERROR
 from jkvq.pallas_kernels.formats.lloyd import group_levels

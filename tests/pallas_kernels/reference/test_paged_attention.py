@@ -6,7 +6,7 @@ import pytest
 from jkvq.cache.basis import make_basis
 from jkvq.cache.layout import empty_cache
 from jkvq.cache.shape import CacheShape
-from jkvq.cache.spec_text import parse_spec
+from jkvq.cache.specs.spec_text import parse_spec
 from jkvq.pallas_kernels.formats.packed import Packed
 from jkvq.pallas_kernels.reference.paged_attention import paged_attention
 from jkvq.pallas_kernels.reference.scatter import scatter

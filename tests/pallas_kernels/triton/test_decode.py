@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jkvq.cache.presets import PRESETS
+from jkvq.cache.specs.presets import PRESETS
 from jkvq.pallas_kernels.triton.decode import decode, merge_partials
 from jkvq.pallas_kernels.types import DecodeSettings, Shift
 from jkvq.pallas_kernels.work import plan_decode

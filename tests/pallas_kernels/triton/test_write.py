@@ -9,10 +9,10 @@ import pytest
 
 from jkvq.cache.basis import make_basis
 from jkvq.cache.layout import abstract_groups
-from jkvq.cache.presets import PRESETS
 from jkvq.cache.shape import CacheShape
-from jkvq.cache.spec import CALIBRATED_ROTATIONS
-from jkvq.cache.spec_text import parse_spec
+from jkvq.cache.specs.presets import PRESETS
+from jkvq.cache.specs.spec import CALIBRATED_ROTATIONS
+from jkvq.cache.specs.spec_text import parse_spec
 from jkvq.pallas_kernels.formats.codecs import FloatCodec
 from jkvq.pallas_kernels.formats.packed import Packed
 from jkvq.pallas_kernels.reference.scatter import scatter

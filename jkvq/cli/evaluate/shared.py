@@ -32,7 +32,7 @@ def choose_calibrations(folders: Sequence[Path], caches: Sequence[str]) -> dict[
 
 def calibrated(llm: "LLM", cache: str, folder: Path | None) -> "Calibration | None":
     """What a cache needs to know of a plain model, from the folder, as kept for it, or made now."""
-    from jkvq.cache.spec_text import parse_spec
+    from jkvq.cache.specs.spec_text import parse_spec
     from jkvq.evaluation.baselines import BASELINES
     from jkvq.llm import find_calibration
     from jkvq.loading.load import calibration_for

@@ -1,7 +1,7 @@
 import pytest
 
 import jkvq
-from jkvq.cache.spec_text import parse_spec
+from jkvq.cache.specs.spec_text import parse_spec
 
 
 @pytest.mark.parametrize(

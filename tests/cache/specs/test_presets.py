@@ -1,6 +1,6 @@
 from fnmatch import fnmatchcase
 
-from jkvq.cache.presets import PRESETS, families
+from jkvq.cache.specs.presets import PRESETS, families
 
 
 def test_families_stand_for_every_preset_once():

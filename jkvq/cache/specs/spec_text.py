@@ -8,8 +8,8 @@ import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from jkvq.cache.presets import EVALUATED_ONLY, PRESETS, families
-from jkvq.cache.spec import CacheSpec
+from jkvq.cache.specs.presets import EVALUATED_ONLY, PRESETS, families
+from jkvq.cache.specs.spec import CacheSpec
 from jkvq.support.errors import UserError, nearest
 
 

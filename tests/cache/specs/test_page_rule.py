@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from jkvq.cache.page_rule import Windows
+from jkvq.cache.specs.page_rule import Windows
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from jkvq.cli.eval_shared import Caches, Calibrations, Plot, calibrated, choose_calibrations
+from jkvq.cli.evaluate.shared import Caches, Calibrations, Plot, calibrated, choose_calibrations
 from jkvq.cli.shared import AsJson, Dtype, Implementation, Model, print_json, print_table
 from jkvq.defaults import DEFAULT_MODEL, PLAIN_CACHE
 from jkvq.support.errors import UserError
@@ -34,7 +34,7 @@ def eval_niah(
     as_json: AsJson = False,
 ):
     """Needles in a haystack: how many facts of a long prompt the model still finds."""
-    from jkvq.cache.spec_text import parse_spec, split_names
+    from jkvq.cache.specs.spec_text import parse_spec, split_names
     from jkvq.evaluation.needles import niah, read_haystack
     from jkvq.evaluation.plots import check_plot, draw_grid
     from jkvq.llm import load_plain, with_cache

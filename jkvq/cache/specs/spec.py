@@ -7,7 +7,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Literal
 
-from jkvq.cache.page_rule import PageRule
+from jkvq.cache.specs.page_rule import PageRule
 from jkvq.pallas_kernels.formats.digits import MAX_BITS, PARTS
 from jkvq.pallas_kernels.formats.packing import packed_words
 from jkvq.support.errors import UserError

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from jkvq.cli.eval_shared import (
+from jkvq.cli.evaluate.shared import (
     Caches,
     Calibrations,
     Text,
@@ -43,7 +43,7 @@ def eval_ppl(
     Beside the caches of `jkvq caches` it takes the baselines kivi-int2, kivi-int4, kitty-int2 and
     kitty25-int2. The 16-bit cache is always run.
     """
-    from jkvq.cache.spec_text import split_names
+    from jkvq.cache.specs.spec_text import split_names
     from jkvq.evaluation.corpus import first_tokens, leading_tokens, read_text
     from jkvq.evaluation.perplexity import compare
     from jkvq.evaluation.subjects import subject

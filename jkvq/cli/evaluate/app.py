@@ -2,9 +2,9 @@
 
 import typer
 
-from jkvq.cli.eval_fidelity import eval_fidelity
-from jkvq.cli.eval_niah import eval_niah
-from jkvq.cli.eval_ppl import eval_ppl
+from jkvq.cli.evaluate.fidelity import eval_fidelity
+from jkvq.cli.evaluate.niah import eval_niah
+from jkvq.cli.evaluate.ppl import eval_ppl
 
 evaluate = typer.Typer(help="Measure a model through its cache.", no_args_is_help=True)
 evaluate.command("ppl")(eval_ppl)

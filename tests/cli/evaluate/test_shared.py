@@ -4,7 +4,7 @@ import pytest
 
 import jkvq
 from jkvq.cache.calibrated import Calibration
-from jkvq.cli.eval_shared import calibrated
+from jkvq.cli.evaluate.shared import calibrated
 
 
 @pytest.fixture

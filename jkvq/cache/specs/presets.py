@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from jkvq.cache.spec import EXACT, CacheSpec, SideSpec
+from jkvq.cache.specs.spec import EXACT, CacheSpec, SideSpec
 
 # Baselines that only the evaluation has (jkvq/evaluation/baselines.py): nothing runs on them.
 EVALUATED_ONLY = ("kivi-int2", "kivi-int4", "kitty-int2", "kitty25-int2")

@@ -1,9 +1,9 @@
 import pytest
 
 import jkvq
-from jkvq.cache.presets import PRESETS
-from jkvq.cache.spec import CacheSpec, SideSpec
-from jkvq.cache.spec_text import parse_spec, spec_text, split_names
+from jkvq.cache.specs.presets import PRESETS
+from jkvq.cache.specs.spec import CacheSpec, SideSpec
+from jkvq.cache.specs.spec_text import parse_spec, spec_text, split_names
 
 
 def test_parse_spec_with_overrides():

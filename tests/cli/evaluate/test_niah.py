@@ -3,7 +3,7 @@ import inspect
 import pytest
 
 import jkvq
-from jkvq.cli.eval_niah import eval_niah
+from jkvq.cli.evaluate.niah import eval_niah
 from jkvq.evaluation.needles import TASKS
 from tests.cli.running import run, run_json
 

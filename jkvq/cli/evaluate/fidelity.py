@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from jkvq.cli.eval_shared import (
+from jkvq.cli.evaluate.shared import (
     Caches,
     Calibrations,
     Plot,
@@ -40,7 +40,7 @@ def eval_fidelity(
 
     Takes the baselines kivi-int2, kivi-int4, kitty-int2 and kitty25-int2 too.
     """
-    from jkvq.cache.spec_text import split_names
+    from jkvq.cache.specs.spec_text import split_names
     from jkvq.evaluation.corpus import first_tokens, read_text
     from jkvq.evaluation.fidelity import fidelity
     from jkvq.evaluation.plots import check_plot, draw_fidelity

@@ -1,0 +1,1 @@
+"""`jkvq eval`: the commands that measure."""
