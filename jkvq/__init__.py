@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from jkvq.llm import LLM, with_cache
     from jkvq.loading.calibrate import calibrate
     from jkvq.loading.load import load
+    from jkvq.models.model import Model, load_model
     from jkvq.support.errors import CacheWarning, UserError
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "CacheWarning",
     "Calibration",
     "Generation",
+    "Model",
     "Options",
     "Piece",
     "SideCalibration",
@@ -40,6 +42,7 @@ __all__ = [
     "generate",
     "load",
     "load_artefact",
+    "load_model",
     "parse_spec",
     "stream",
     "with_cache",
@@ -54,6 +57,7 @@ _HOMES = {
     "jkvq.llm": ("LLM", "with_cache"),
     "jkvq.loading.calibrate": ("calibrate",),
     "jkvq.loading.load": ("load",),
+    "jkvq.models.model": ("Model", "load_model"),
     "jkvq.support.errors": ("CacheWarning", "UserError"),
 }
 

@@ -1,11 +1,7 @@
 """A model together with the cache it runs with."""
 
-import dataclasses
 from dataclasses import dataclass, field
 from pathlib import Path
-
-import jax
-import jax.numpy as jnp
 
 from jkvq.attention.implementation import choose_implementation
 from jkvq.cache.basis import Basis, make_basis
@@ -15,24 +11,21 @@ from jkvq.cache.shape import CacheShape
 from jkvq.cache.specs.spec import CacheSpec
 from jkvq.cache.specs.spec_text import parse_spec
 from jkvq.calibration.artefact import find_artefact, load_artefact
-from jkvq.defaults import PLAIN_CACHE
 from jkvq.models.config import ModelConfig
-from jkvq.models.decoder import Params, weight_bytes
+from jkvq.models.decoder import Params
 from jkvq.models.fingerprint import fingerprint
-from jkvq.models.formats.checkpoint import Checkpoint, open_checkpoint
+from jkvq.models.model import Model
 from jkvq.models.tokenizer import Tokenizer
 from jkvq.pallas_kernels.types import Implementation
-from jkvq.support.errors import UserError, nearest
-from jkvq.support.memory import format_bytes, free_bytes
-
-_DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
+from jkvq.support.errors import UserError
 
 
 @dataclass(frozen=True)
 class LLM:
-    """A model ready to run.
+    """A model with its cache, ready to run.
 
-    config, params: of the model with the cache's value basis folded into it.
+    config, params: with the cache's value basis folded in (cache/fold.py), so not as loaded:
+        folding may add biases.
     pool_tokens: the most tokens that one call may keep in the cache; None leaves it to the free
         memory.
     """
@@ -47,45 +40,36 @@ class LLM:
     implementation: Implementation = "reference"
 
 
-def load_plain(model: str | Path, *, dtype: str | None = None) -> LLM:
-    """Loads a model as it is, with the 16-bit cache: what calibration and evaluation start from."""
-    return read_weights(str(model), open_checkpoint(model), compute_dtype(dtype))
-
-
-def read_weights(name: str, checkpoint: Checkpoint, dtype) -> LLM:
-    """The model of an open checkpoint, with the 16-bit cache."""
-    _require_memory(checkpoint, dtype)
-    config, spec = checkpoint.config, parse_spec(PLAIN_CACHE)
-    basis = checked_basis(config, spec, None)
-    tokenizer, params = checkpoint.tokenizer(), checkpoint.params(dtype)
-    chosen = choose_implementation(None, config, spec)
-    return LLM(name, config, params, tokenizer, spec, basis, implementation=chosen)
-
-
 def with_cache(
-    llm: LLM,
+    model: Model,
     cache: str | CacheSpec,
     calibration: Calibration | str | Path | None = None,
     *,
     implementation: str | None = None,
+    pool_tokens: int | None = None,
 ) -> LLM:
-    """The same model with another cache; ``llm`` must have one that folds nothing, as ``bf16``."""
+    """A model with a cache; several may share its weights.
+
+    Args:
+        model: from `jkvq.load_model`.
+        cache: how keys and values are stored; `jkvq caches` lists the names.
+        calibration: what the cache needs to know of the model, or the folder of an artefact that
+            `jkvq calibrate` wrote; None takes the one kept for this model.
+        implementation: ``pallas`` (GPU kernels) or ``reference``; by default the best here.
+        pool_tokens: the most tokens that one call may keep in the cache.
+    """
+    if not isinstance(model, Model):
+        raise UserError(
+            f"with_cache takes a model without a cache, not {type(model).__name__}: give what "
+            "jkvq.load_model returns"
+        )
     spec = parse_spec(cache) if isinstance(cache, str) else cache
-    require_unfolded(llm)
-    calibration = find_calibration(llm.name, spec, calibration)
-    basis = checked_basis(llm.config, spec, calibration)
-    chosen = choose_implementation(implementation, llm.config, spec)
-    _require_same_weights(calibration, llm.params)
-    config, params, basis = fold_values(llm.config, llm.params, basis)
-    return dataclasses.replace(
-        llm, config=config, params=params, spec=spec, basis=basis, implementation=chosen
-    )
-
-
-def require_unfolded(llm: LLM) -> None:
-    """Refuses a model that is not as it was loaded, but folded for its cache."""
-    if llm.spec.value.rotation != "none" or llm.spec.value.center:
-        raise UserError("this model's weights are folded for its cache: load it with cache='bf16'")
+    calibration = find_calibration(model.name, spec, calibration)
+    basis = checked_basis(model.config, spec, calibration)
+    chosen = choose_implementation(implementation, model.config, spec)
+    _require_same_weights(calibration, model.params)
+    config, params, basis = fold_values(model.config, model.params, basis)
+    return LLM(model.name, config, params, model.tokenizer, spec, basis, pool_tokens, chosen)
 
 
 def find_calibration(
@@ -123,21 +107,3 @@ def checked_basis(config: ModelConfig, spec: CacheSpec, calibration: Calibration
     """The basis of a spec for a model; refuses a spec that the model cannot have."""
     spec.check(config.layers, config.head_dim, config.context)
     return make_basis(spec, CacheShape.of(config), calibration, config.rope_frequency)
-
-
-def compute_dtype(name: str | None):
-    """The dtype called ``name``, or the one this device computes fastest in."""
-    if name is None:  # CPUs emulate bfloat16
-        return jnp.float32 if jax.default_backend() == "cpu" else jnp.bfloat16
-    if name not in _DTYPES:
-        raise UserError(f"dtype '{name}' is not known: {nearest(name, _DTYPES)}")
-    return _DTYPES[name]
-
-
-def _require_memory(checkpoint: Checkpoint, dtype) -> None:
-    needed, free = weight_bytes(checkpoint.config, dtype), free_bytes()
-    if free is not None and needed > free:
-        advice = "; try dtype='bfloat16'" if dtype == jnp.float32 else ""
-        raise UserError(
-            f"the weights take {format_bytes(needed)} and {format_bytes(free)} are free{advice}"
-        )

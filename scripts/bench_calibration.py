@@ -24,9 +24,9 @@ from jkvq.calibration.observe import observe, sequences
 from jkvq.calibration.prose import default_text
 from jkvq.defaults import DEFAULT_MODEL
 from jkvq.evaluation.corpus import first_tokens
-from jkvq.llm import load_plain
 from jkvq.models.config import ModelConfig
 from jkvq.models.decoder import run
+from jkvq.models.model import load_model
 
 ROUNDS = 3
 
@@ -49,8 +49,8 @@ def main(
     as_json: Annotated[bool, typer.Option("--json")] = False,
 ):
     """Prints a table, or JSON."""
-    llm = load_plain(model, dtype="float32")
-    ids = first_tokens(llm, default_text(), tokens)
+    llm = load_model(model, dtype="float32")
+    ids = first_tokens(llm.tokenizer, default_text(), tokens)
 
     def forward():
         for chunk, _ in sequences(ids, window):

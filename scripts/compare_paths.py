@@ -29,8 +29,9 @@ from jkvq.engine.batch import Batch
 from jkvq.engine.forward import forward
 from jkvq.engine.prompt import encode_prompt
 from jkvq.evaluation.corpus import first_tokens, read_text
-from jkvq.llm import LLM, load_plain, with_cache
+from jkvq.llm import LLM, with_cache
 from jkvq.models.decoder import logits
+from jkvq.models.model import Model, load_model
 
 QUESTIONS = (
     "Why is the sky blue?",
@@ -46,12 +47,12 @@ PROMPTS = len(QUESTIONS)
 NEW = 32  # tokens written
 
 
-def prompts_of(llm: LLM, text: Path | None, length: int) -> list[list[int]]:
+def prompts_of(model: Model, text: Path | None, length: int) -> list[list[int]]:
     """The questions; or, of a text, prompts of about ``length`` tokens, no two as long."""
     if text is None:
-        return [encode_prompt(llm, question, chat=None) for question in QUESTIONS]
+        return [encode_prompt(model, question, chat=None) for question in QUESTIONS]
     lengths = [length + 11 * i for i in range(PROMPTS)]
-    tokens = first_tokens(llm, read_text(text), sum(lengths))
+    tokens = first_tokens(model.tokenizer, read_text(text), sum(lengths))
     return [part.tolist() for part in np.split(np.asarray(tokens), np.cumsum(lengths)[:-1])]
 
 
@@ -128,7 +129,7 @@ def main(
     length: Annotated[int, typer.Option(help="Tokens of a prompt.")] = 420,
 ) -> None:
     """Prints three lines for each cache."""
-    base = load_plain(model, dtype="float32")
+    base = load_model(model, dtype="float32")
     prompts = prompts_of(base, text, length)
     for cache in caches.split(","):
         kernels = with_cache(base, cache, calibration, implementation=implementation)

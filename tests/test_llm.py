@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import pytest
 
 import jkvq
-from jkvq.llm import weight_bytes
+from jkvq.models.decoder import weight_bytes
 from jkvq.models.formats.converted_folder import write_converted
 from tests.tiny import CONFIG
 
@@ -42,6 +42,6 @@ def test_load_with_bad_options_is_refused(folder, options, sentence):
 
 
 def test_load_of_weights_larger_than_the_memory_is_refused(folder, monkeypatch):
-    monkeypatch.setattr("jkvq.llm.free_bytes", lambda: 1000)
+    monkeypatch.setattr("jkvq.models.model.free_bytes", lambda: 1000)
     with pytest.raises(jkvq.UserError, match=r"weights take .* KB and 1 KB are free"):
         jkvq.load(folder)

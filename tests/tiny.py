@@ -9,13 +9,11 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from jkvq.cache.basis import make_basis
-from jkvq.cache.shape import CacheShape
 from jkvq.cache.specs.presets import PRESETS
-from jkvq.cache.specs.spec_text import parse_spec
 from jkvq.llm import LLM, with_cache
 from jkvq.models.config import ModelConfig
 from jkvq.models.decoder import Params, abstract_params
+from jkvq.models.model import Model
 from jkvq.models.tokenizer import Tokenizer
 
 EOS = 256
@@ -51,10 +49,19 @@ SERVED = [
 
 
 def tiny_llm(cache: str = "f32,page=8", seed: int = 0, config: ModelConfig = CONFIG) -> LLM:
-    return with_cache(_plain(config, _random_params(config, seed)), cache)
+    return with_cache(tiny_model(seed, config), cache)
 
 
-def biased_llm(bias: float, sharpness: float = 1.0, config: ModelConfig = BIASED) -> LLM:
+def tiny_model(seed: int = 0, config: ModelConfig = CONFIG) -> Model:
+    return Model("tiny", config, _random_params(config, seed), byte_tokenizer())
+
+
+def model_of(llm: LLM) -> Model:
+    """The model of one whose cache folds nothing, as f32."""
+    return Model(llm.name, llm.config, llm.params, llm.tokenizer)
+
+
+def biased_model(bias: float, sharpness: float = 1.0, config: ModelConfig = BIASED) -> Model:
     """A model as Qwen2.5, whose keys have a constant in the two channels of the slowest pair.
 
     sharpness: what its scores are multiplied by; random ones are nearly all alike.
@@ -66,7 +73,7 @@ def biased_llm(bias: float, sharpness: float = 1.0, config: ModelConfig = BIASED
     for layer in params["layers"].values():
         layer["attention"]["k"]["bias"] += constant.reshape(-1)
     params["norm"] = jax.tree.map(lambda weight: weight * sharpness, params["norm"])
-    return _plain(config, params)
+    return Model("tiny", config, params, byte_tokenizer())
 
 
 def _random_params(config: ModelConfig, seed: int) -> Params:
@@ -76,12 +83,6 @@ def _random_params(config: ModelConfig, seed: int) -> Params:
         jax.random.normal(key, leaf.shape) * (leaf.shape[-1] ** -0.5 if leaf.ndim > 1 else 1.0)
         for key, leaf in zip(keys, leaves, strict=True)
     )
-
-
-def _plain(config: ModelConfig, params: Params) -> LLM:
-    spec = parse_spec("f32,page=8")
-    basis = make_basis(spec, CacheShape.of(config), None)
-    return LLM("tiny", config, params, byte_tokenizer(), spec, basis)
 
 
 def byte_tokenizer() -> Tokenizer:

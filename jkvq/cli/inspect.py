@@ -55,9 +55,10 @@ def _inspect_memory(
 ) -> None:
     from jkvq.cache.footprint import footprint
     from jkvq.cache.specs.spec_text import parse_spec, spec_text
-    from jkvq.llm import compute_dtype, weight_bytes
     from jkvq.loading.load import default_cache
+    from jkvq.models.decoder import weight_bytes
     from jkvq.models.formats.checkpoint import open_checkpoint
+    from jkvq.models.model import compute_dtype
     from jkvq.support.memory import free_bytes, parse_bytes
 
     named, compute = None if cache is None else parse_spec(cache), compute_dtype(dtype)

@@ -7,6 +7,7 @@ from typing import TypeGuard
 import numpy as np
 
 from jkvq.llm import LLM
+from jkvq.models.model import Model
 from jkvq.models.tokenizer import Message
 from jkvq.support.errors import UserError
 
@@ -15,7 +16,7 @@ Prompt = str | Sequence[Message] | Sequence[int]
 _ALLOWED = "give text, a list of messages with role and content, or a list of tokens"
 
 
-def encode_prompt(llm: LLM, prompt: Prompt, chat: bool | None) -> list[int]:
+def encode_prompt(llm: LLM | Model, prompt: Prompt, chat: bool | None) -> list[int]:
     """Tokens of a prompt, at least one and fewer than the model's context.
 
     chat: wrap text in the chat template; None does so if the model has one.

@@ -3,7 +3,6 @@
 import gzip
 from pathlib import Path
 
-from jkvq.llm import LLM
 from jkvq.models.tokenizer import Tokenizer
 from jkvq.support.errors import UserError
 
@@ -27,13 +26,13 @@ def leading_tokens(tokenizer: Tokenizer) -> list[int]:
     return whole[: next(i for i in places if whole[i : i + len(plain)] == plain)]
 
 
-def first_tokens(llm: LLM, text: str, count: int) -> list[int]:
+def first_tokens(tokenizer: Tokenizer, text: str, count: int) -> list[int]:
     """The first ``count`` tokens of a text, which begins as a prompt does.
 
     ``leading_tokens`` count among them.
     """
-    leading = leading_tokens(llm.tokenizer)
-    tokens = leading + list(llm.tokenizer.hf.encode(text, add_special_tokens=False))
+    leading = leading_tokens(tokenizer)
+    tokens = leading + list(tokenizer.hf.encode(text, add_special_tokens=False))
     if len(tokens) < count:
         raise UserError(
             f"{count} tokens were asked for and the text has {len(tokens)}: ask for fewer, or give "

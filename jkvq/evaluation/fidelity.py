@@ -24,9 +24,9 @@ from jkvq.evaluation.reconstruct import (
     mix,
     scores,
 )
-from jkvq.llm import LLM
 from jkvq.models.config import ModelConfig
 from jkvq.models.decoder import Layer, Params, rotary_angles
+from jkvq.models.model import Model
 from jkvq.pallas_kernels.reference.chunk_attention import chunk_attention
 from jkvq.pallas_kernels.reference.dense_attention import softmax
 from jkvq.pallas_kernels.rotary import angles, rotated_dots
@@ -66,22 +66,22 @@ class Fidelity:
 
 
 def fidelity(
-    llm: LLM, tokens: list[int], caches: Mapping[str, Reconstruction]
+    model: Model, tokens: list[int], caches: Mapping[str, Reconstruction]
 ) -> dict[str, list[Fidelity]]:
-    """Errors of each cache in each layer; ``llm`` must have a cache that folds nothing, as bf16."""
-    config = llm.config
+    """Errors of each cache in each layer."""
+    config = model.config
     if not _TOP < len(tokens) <= config.context:
         raise UserError(
             f"{len(tokens)} tokens: from {_TOP + 1} to the model's context of {config.context} "
             "are compared"
         )
     position = jnp.arange(len(tokens), dtype=jnp.int32)
-    exact = llm.params["embedding"][jnp.asarray([tokens])]
+    exact = model.params["embedding"][jnp.asarray([tokens])]
     lossy = dict.fromkeys(caches, exact)
     found: dict[str, list[Fidelity]] = {name: [] for name in caches}
     with count_bar("Comparing layers", config.layers) as bar:
         for index in range(config.layers):
-            params = llm.params["layers"][index]
+            params = model.params["layers"][index]
             exact, q, k, v = _exact_layer(config, params, exact, position)
             for name, cache in caches.items():
                 layer = cache.layer(index)

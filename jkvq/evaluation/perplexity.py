@@ -96,7 +96,7 @@ def compare(
             distances alone, so nothing but a cache makes a difference of it.
         label: of the progress bar.
     """
-    config = next(iter(subjects.values())).llm.config
+    config = next(iter(subjects.values())).model.config
     context, stride = _checked_windows(config, len(tokens), context, stride, leading, position)
     totals = {name: _Total() for name in subjects}
     read = list(windows(tokens, context, stride, first=first, leading=leading))
@@ -186,7 +186,7 @@ def _score_chunk(
         hidden, states[name] = subject.step(states[name], inputs, len(chunk), position)
         if not counted.any():
             continue
-        predicted = _log_probabilities(subject.llm.config, subject.llm.params, hidden)
+        predicted = _log_probabilities(subject.model.config, subject.model.params, hidden)
         if name == reference:
             expected = predicted
         losses, divergence = _losses(

@@ -21,9 +21,10 @@ from jkvq.calibration.artefact import load_artefact
 from jkvq.engine.forward import forward
 from jkvq.evaluation.baselines import BASELINES, ChannelWise
 from jkvq.evaluation.reconstruct import Reconstruction, TokenWise, attend_reconstructed
-from jkvq.llm import LLM, checked_basis, find_calibration, require_unfolded, with_cache
+from jkvq.llm import LLM, checked_basis, find_calibration, with_cache
 from jkvq.models.config import ModelConfig
 from jkvq.models.decoder import Params, run
+from jkvq.models.model import Model
 from jkvq.pallas_kernels.types import Implementation
 
 CHUNK = 256  # tokens per step
@@ -33,7 +34,9 @@ class Subject(Protocol):
     """A model with a cache, run over one sequence; every token reads the others as decode would."""
 
     @property
-    def llm(self) -> LLM: ...
+    def model(self) -> Model | LLM:
+        """What runs: its config and params."""
+        ...
 
     def start(self, tokens: int) -> Any:
         """The state before the first of at most so many tokens."""
@@ -56,6 +59,10 @@ class Cached:
     """A model running over its cache."""
 
     llm: LLM
+
+    @property
+    def model(self) -> LLM:
+        return self.llm
 
     def start(self, tokens: int) -> KVCache:
         pages = max(1, pages_for(tokens, self.llm.spec))
@@ -99,25 +106,25 @@ class _KeptTokens(NamedTuple):
 
 @dataclass(frozen=True)
 class Baseline:
-    """A model, loaded with a cache that folds nothing, running over what a baseline gives back."""
+    """A model running over what a baseline gives back."""
 
-    llm: LLM
+    model: Model
     kept: ChannelWise
 
     def start(self, tokens: int) -> _KeptTokens:
-        L, K, H = CacheShape.of(self.llm.config)
+        L, K, H = CacheShape.of(self.model.config)
         S = -(-tokens // CHUNK) * CHUNK
         zeros = jnp.zeros((L, S, K, H))
         return _KeptTokens(zeros, jnp.zeros_like(zeros), jnp.int32(0))
 
     def step(self, state: _KeptTokens, tokens, count: int, position: int):
         hidden, k, v = _reconstructed_step(
-            self.llm.config, self.llm.params, self.kept, *state, tokens, jnp.int32(position)
+            self.model.config, self.model.params, self.kept, *state, tokens, jnp.int32(position)
         )
         return hidden, _KeptTokens(k, v, state.length + count)
 
     def bits_per_element(self, context: int) -> float:
-        return self.kept.bits_per_element(CacheShape.of(self.llm.config), context)
+        return self.kept.bits_per_element(CacheShape.of(self.model.config), context)
 
 
 @functools.partial(jax.jit, static_argnames="config", donate_argnames=("k", "v"))
@@ -148,31 +155,29 @@ def _reconstructed_step(
 
 
 def subject(
-    llm: LLM,
+    model: Model,
     cache: str,
     calibration: Calibration | str | Path | None = None,
     *,
     implementation: str | None = None,
 ) -> Subject:
-    """The model with a cache, or a baseline, of this name; ``llm`` must fold nothing, as bf16."""
+    """The model with a cache, or a baseline, of this name."""
     if cache in BASELINES:
-        require_unfolded(llm)
-        BASELINES[cache].check(llm.config.head_dim)
-        return Baseline(llm, BASELINES[cache])
-    return Cached(with_cache(llm, cache, calibration, implementation=implementation))
+        BASELINES[cache].check(model.config.head_dim)
+        return Baseline(model, BASELINES[cache])
+    return Cached(with_cache(model, cache, calibration, implementation=implementation))
 
 
 def reconstruction(
-    llm: LLM, cache: str, calibration: Calibration | str | Path | None = None
+    model: Model, cache: str, calibration: Calibration | str | Path | None = None
 ) -> Reconstruction:
-    """What a cache, or a baseline, of this name gives back; ``llm`` must fold nothing, as bf16."""
-    require_unfolded(llm)
+    """What a cache, or a baseline, of this name gives back."""
     if cache in BASELINES:
-        BASELINES[cache].check(llm.config.head_dim)
+        BASELINES[cache].check(model.config.head_dim)
         return BASELINES[cache]
     spec = parse_spec(cache)
-    found = find_calibration(llm.name, spec, calibration)
-    return TokenWise(spec, checked_basis(llm.config, spec, found))
+    found = find_calibration(model.name, spec, calibration)
+    return TokenWise(spec, checked_basis(model.config, spec, found))
 
 
 def choose_calibration(folders: Sequence[Path], cache: str) -> Path | None:

@@ -29,11 +29,12 @@ from jkvq.calibration.solve import (
     output_projections,
     solve,
 )
-from jkvq.defaults import CALIBRATION_TOKENS
+from jkvq.defaults import CALIBRATION_TOKENS, PLAIN_CACHE
 from jkvq.engine.generate import generate
 from jkvq.evaluation.corpus import first_tokens, leading_tokens, read_text
-from jkvq.llm import LLM, load_plain, missing_calibration, require_unfolded
+from jkvq.llm import LLM, missing_calibration, with_cache
 from jkvq.models.fingerprint import fingerprint
+from jkvq.models.model import Model, load_model
 from jkvq.support.errors import UserError, nearest
 from jkvq.support.progress import note
 from jkvq.version import VERSION
@@ -51,7 +52,7 @@ class Corpus(NamedTuple):
 
 
 def calibrate(
-    model: str | Path | LLM,
+    model: str | Path | Model,
     *,
     method: str = "jkvq",
     text: str | Path | Corpus | None = None,
@@ -64,7 +65,7 @@ def calibrate(
     """Calibrates a model for the caches of a method, and writes the artefact.
 
     Args:
-        model: a name, folder or file, or a model that is loaded with a cache that folds nothing.
+        model: a name, folder or file, or what `jkvq.load_model` returns.
         method: jkvq, oscar, hessian, kmeans, blockgtq or center; see `jkvq calibrate --help`.
         text: a text file, or a `Corpus`; None takes the prose of Python's own documentation.
         self_written: calibrate on text that the model writes.
@@ -73,11 +74,15 @@ def calibrate(
         dtype: as for `load`, where the model is not loaded yet.
         **options: see `jkvq.calibration.solve.CalibrationOptions`.
     """
+    if isinstance(model, LLM):
+        raise UserError(
+            "calibrate takes a model without a cache: give a name or what jkvq.load_model returns"
+        )
     chosen = _options(options)
     if text is not None and self_written:
         raise UserError("a text and --self exclude each other: give one of them")
     corpus = None if self_written else _read(text)
-    name = model.name if isinstance(model, LLM) else str(model)
+    name = model.name if isinstance(model, Model) else str(model)
     label = method_label(method, chosen)
     folder = default_folder(name, label) if out is None else Path(out).expanduser()
     if (
@@ -89,8 +94,8 @@ def calibrate(
             "other than default options make a calibration of their own: name its folder with out"
         )
     require_place(folder, replace=out is None)
-    llm = model if isinstance(model, LLM) else load_plain(model, dtype=dtype)
-    artefact = _made(llm, method, chosen, corpus, tokens)
+    loaded = model if isinstance(model, Model) else load_model(model, dtype=dtype)
+    artefact = _made(loaded, method, chosen, corpus, tokens)
     save_artefact(artefact, folder, replace=out is None)
     return artefact
 
@@ -100,17 +105,17 @@ def calibrates_on_first_use(spec: CacheSpec) -> bool:
     return not methods_for(spec)[0].startswith("kmeans")
 
 
-def calibrate_on_first_use(llm: LLM, spec: CacheSpec) -> Calibration:
+def calibrate_on_first_use(model: Model, spec: CacheSpec) -> Calibration:
     """Calibrates a model for a cache on the default text, and keeps the artefact if it can."""
     if not calibrates_on_first_use(spec):
-        raise missing_calibration(llm.name, spec)
+        raise missing_calibration(model.name, spec)
     method = methods_for(spec)[0]
-    folder = default_folder(llm.name, method)
+    folder = default_folder(model.name, method)
     note(
-        f"First use of {spec_text(spec)} with {llm.name}: calibrating on {FIRST_USE_TOKENS:,} "
+        f"First use of {spec_text(spec)} with {model.name}: calibrating on {FIRST_USE_TOKENS:,} "
         f"tokens of {DEFAULT_CORPUS}, kept in {folder}"
     )
-    artefact = _made(llm, method, CalibrationOptions(), _read(None), FIRST_USE_TOKENS)
+    artefact = _made(model, method, CalibrationOptions(), _read(None), FIRST_USE_TOKENS)
     try:
         save_artefact(artefact, folder, replace=True)
     except UserError as error:
@@ -119,21 +124,20 @@ def calibrate_on_first_use(llm: LLM, spec: CacheSpec) -> Calibration:
 
 
 def _made(
-    llm: LLM, method: str, chosen: CalibrationOptions, corpus: Corpus | None, tokens: int
+    model: Model, method: str, chosen: CalibrationOptions, corpus: Corpus | None, tokens: int
 ) -> Artefact:
     """The artefact of a text, or of one that the model writes."""
-    require_unfolded(llm)
-    check_method(method, chosen, llm.config, tokens)
-    context = chosen.context or llm.config.context
+    check_method(method, chosen, model.config, tokens)
+    context = chosen.context or model.config.context
     chosen = dataclasses.replace(chosen, window=min(chosen.window, context))
     clipped = None if chosen.clip_for is None else parse_spec(chosen.clip_for)
     if clipped is not None:
         require_clipping(clipped)
     if corpus is None:
-        corpus, ids = _self_written(llm, tokens)
+        corpus, ids = _self_written(model, tokens)
     else:
-        ids = first_tokens(llm, corpus.text, tokens)
-    reading, leading = (llm.config, llm.params, ids), len(leading_tokens(llm.tokenizer))
+        ids = first_tokens(model.tokenizer, corpus.text, tokens)
+    reading, leading = (model.config, model.params, ids), len(leading_tokens(model.tokenizer))
     moments, captured = observe(
         *reading,
         window=chosen.window,
@@ -142,13 +146,13 @@ def _made(
         leading=leading,
         capture=method == "kmeans",
     )
-    projected = output_projections(llm.config, llm.params)
+    projected = output_projections(model.config, model.params)
     solution = solve(method, chosen, moments, captured, projected)
     if clipped is not None:
         found = choose_clips(*reading, clipped, solution.calibration, chosen, leading)
         solution = dataclasses.replace(solution, calibration=found)
     label = method_label(method, chosen)
-    return make_artefact(solution, _manifest(llm, label, chosen, corpus, tokens))
+    return make_artefact(solution, _manifest(model, label, chosen, corpus, tokens))
 
 
 def _options(options: dict[str, Any]) -> CalibrationOptions:
@@ -168,12 +172,12 @@ def _read(text: str | Path | Corpus | None) -> Corpus:
     return Corpus(path.name, read_text(path))
 
 
-def _self_written(llm: LLM, tokens: int) -> tuple[Corpus, list[int]]:
+def _self_written(model: Model, tokens: int) -> tuple[Corpus, list[int]]:
     """Text that the model writes from nothing but its first tokens, and its tokens."""
-    each = min(-(-tokens // _SELF_SEQUENCES), llm.config.context - 64)
+    each = min(-(-tokens // _SELF_SEQUENCES), model.config.context - 64)
     starts = ["The", "In", "A", "When", "It", "On", "For", "This"]
-    ids = leading_tokens(llm.tokenizer)
-    seed = 0
+    ids = leading_tokens(model.tokenizer)
+    llm, seed = with_cache(model, PLAIN_CACHE), 0
     while len(ids) < tokens:
         written = generate(
             llm,
@@ -188,20 +192,20 @@ def _self_written(llm: LLM, tokens: int) -> tuple[Corpus, list[int]]:
             ids += generation.tokens
         seed += len(starts)
     ids = ids[:tokens]
-    return Corpus("self", llm.tokenizer.decode(ids)), ids
+    return Corpus("self", model.tokenizer.decode(ids)), ids
 
 
 def _manifest(
-    llm: LLM, label: str, options: CalibrationOptions, corpus: Corpus, tokens: int
+    model: Model, label: str, options: CalibrationOptions, corpus: Corpus, tokens: int
 ) -> Manifest:
     given = dataclasses.asdict(options)
     changed = {
         name: value for name, value in given.items() if value != getattr(CalibrationOptions, name)
     }
-    shape = CacheShape.of(llm.config)
+    shape = CacheShape.of(model.config)
     return Manifest(
-        model=llm.name,
-        weights=fingerprint(llm.params),
+        model=model.name,
+        weights=fingerprint(model.params),
         **shape._asdict(),
         method=label,
         options=changed,

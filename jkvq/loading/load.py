@@ -1,6 +1,5 @@
 """Loading a model with a cache that is safe: fit for it, calibrated for it, and checked."""
 
-import dataclasses
 import warnings
 from pathlib import Path
 
@@ -13,10 +12,8 @@ from jkvq.defaults import DEFAULT_CACHES, DEFAULT_MODEL, PLAIN_CACHE
 from jkvq.llm import (
     LLM,
     checked_basis,
-    compute_dtype,
     find_calibration,
     missing_calibration,
-    read_weights,
     with_cache,
 )
 from jkvq.loading.calibrate import calibrate_on_first_use, calibrates_on_first_use
@@ -24,6 +21,7 @@ from jkvq.loading.self_check import check_cache
 from jkvq.models.config import ModelConfig
 from jkvq.models.fingerprint import fingerprint
 from jkvq.models.formats.checkpoint import open_checkpoint
+from jkvq.models.model import Model, compute_dtype, read_model
 from jkvq.support.errors import CacheWarning, UserError
 
 
@@ -61,17 +59,17 @@ def load(
             _warn(f"the cache is {spec_text(spec)}, not {DEFAULT_CACHES[0]}: {reason}")
     given = None if calibration is None else find_calibration(model, spec, calibration)
     _refuse_early(checkpoint.config, str(model), spec, given, implementation)
-    plain = read_weights(str(model), checkpoint, compute)
-    plain = dataclasses.replace(plain, pool_tokens=pool_tokens)
+    plain = read_model(str(model), checkpoint, compute)
     known = calibration_for(plain, spec, given)
-    llm = with_cache(plain, spec, known, implementation=implementation)
+    how = {"implementation": implementation, "pool_tokens": pool_tokens}
+    llm = with_cache(plain, spec, known, **how)
     found = check_cache(plain, llm, known) if check else None
     if found is None or not found.broken:
         return llm
     broken = f"{found.cache} breaks this model: KL {found.kl:.2g}"
     if cache is None:
         _warn(f"{broken}; the cache is {PLAIN_CACHE} instead")
-        return with_cache(plain, PLAIN_CACHE, implementation=implementation)
+        return with_cache(plain, PLAIN_CACHE, **how)
     _warn(f"{broken}; {_alternative(plain, spec)}")
     return llm
 
@@ -106,7 +104,7 @@ def _refuse_early(
         raise missing_calibration(model, spec)
 
 
-def calibration_for(plain: LLM, spec: CacheSpec, given: Calibration | None) -> Calibration | None:
+def calibration_for(plain: Model, spec: CacheSpec, given: Calibration | None) -> Calibration | None:
     """What a cache needs: as given, as kept for these weights, or made now."""
     if given is not None or not methods_for(spec):
         return given
@@ -117,7 +115,7 @@ def calibration_for(plain: LLM, spec: CacheSpec, given: Calibration | None) -> C
     return calibrate_on_first_use(plain, spec)
 
 
-def _alternative(plain: LLM, broken: CacheSpec) -> str:
+def _alternative(plain: Model, broken: CacheSpec) -> str:
     """A cache that works with this model, with its KL as it is measured."""
     spec, _ = default_cache(plain.config)
     if spec != broken:

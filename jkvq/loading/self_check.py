@@ -18,14 +18,16 @@ from jkvq.cache.calibrated import Calibration
 from jkvq.cache.layout import pages_for, pages_of_window, stored_bytes
 from jkvq.cache.shape import CacheShape
 from jkvq.cache.specs.spec import CacheSpec
-from jkvq.cache.specs.spec_text import spec_text
+from jkvq.cache.specs.spec_text import parse_spec, spec_text
 from jkvq.calibration.artefact import calibration_digest
 from jkvq.calibration.prose import default_text
+from jkvq.defaults import PLAIN_CACHE
 from jkvq.evaluation.corpus import first_tokens
 from jkvq.evaluation.perplexity import compare
 from jkvq.evaluation.subjects import CHUNK, Cached
-from jkvq.llm import LLM
+from jkvq.llm import LLM, with_cache
 from jkvq.models.fingerprint import fingerprint
+from jkvq.models.model import Model
 from jkvq.support.memory import format_bytes, free_bytes
 from jkvq.support.progress import note
 from jkvq.support.user_cache import cache_folder
@@ -54,11 +56,11 @@ class Check:
         return not self.kl <= BROKEN  # NaN is broken too
 
 
-def check_cache(llm: LLM, cached: LLM, calibration: Calibration | None) -> Check | None:
+def check_cache(model: Model, cached: LLM, calibration: Calibration | None) -> Check | None:
     """Checks a cache on its first use with a model; later uses get the kept result.
 
     Args:
-        llm: the model with the 16-bit cache.
+        model: without a cache.
         cached: the same with the cache in question.
         calibration: what that cache was made with.
 
@@ -67,22 +69,23 @@ def check_cache(llm: LLM, cached: LLM, calibration: Calibration | None) -> Check
         the model's context stay in its windows. None too, with a line that says so, if it takes too
         many tokens or too much memory to look at packed ones.
     """
-    first, tokens = _extent(cached.spec, llm.config.context)
+    first, tokens = _extent(cached.spec, model.config.context)
     if not _packs(cached.spec) or tokens - first < 2:
         return None
     # Where positions are farthest from those that a calibration has read
-    position = llm.config.context - tokens
-    place = _place(llm, cached.spec, calibration, tokens, position)
+    position = model.config.context - tokens
+    place = _place(model, cached, calibration, tokens, position)
     kept = _read(place)
     if kept is not None:
         return kept
-    name, reason = spec_text(cached.spec), _too_much(llm, cached, tokens)
+    name, reason = spec_text(cached.spec), _too_much(model, cached, tokens)
     if reason is not None:
         note(f"{name} was not checked: {reason}")
         return None
     text = default_text()[-_LETTERS * tokens :].partition("\n\n")[2]  # not what calibration reads
-    ids, label = first_tokens(llm, text, tokens), f"Checking {name}"
-    subjects = {"16 bits": Cached(llm), name: Cached(cached)}
+    ids, label = first_tokens(model.tokenizer, text, tokens), f"Checking {name}"
+    plain = with_cache(model, PLAIN_CACHE, implementation=cached.implementation)
+    subjects = {"16 bits": Cached(plain), name: Cached(cached)}
     scores = compare(
         subjects, ids, reference="16 bits", first=first + 1, position=position, label=label
     )
@@ -103,7 +106,7 @@ def _extent(spec: CacheSpec, context: int) -> tuple[int, int]:
     return first, min(context, first + _SCORED)
 
 
-def _too_much(llm: LLM, cached: LLM, tokens: int) -> str | None:
+def _too_much(model: Model, cached: LLM, tokens: int) -> str | None:
     """Why a check would cost too much; None if it does not."""
     if tokens > _MOST:
         return f"behind its 16-bit windows that takes {tokens:,} tokens; `jkvq eval ppl` does it"
@@ -111,26 +114,27 @@ def _too_much(llm: LLM, cached: LLM, tokens: int) -> str | None:
     caches = sum(
         stored_bytes(
             spec,
-            CacheShape.of(llm.config),
+            CacheShape.of(model.config),
             pages_for(tokens, spec) + 2,
             1 + pages_of_window(spec),
         )
-        for spec in (llm.spec, cached.spec)
+        for spec in (parse_spec(PLAIN_CACHE), cached.spec)
     )
-    needed = caches + 4 * CHUNK * llm.config.vocab * 4  # logits, two distributions, their product
+    needed = caches + 4 * CHUNK * model.config.vocab * 4  # logits, two distributions, their product
     if free is not None and needed > free:
         return f"that takes {format_bytes(needed)} of memory, and {format_bytes(free)} are free"
     return None
 
 
 def _place(
-    llm: LLM, spec: CacheSpec, calibration: Calibration | None, tokens: int, position: int
+    model: Model, cached: LLM, calibration: Calibration | None, tokens: int, position: int
 ) -> Path:
     """The file of a result, named by everything that it depends on."""
     parts = (
-        fingerprint(llm.params),
-        llm.params["embedding"].dtype.name,
-        repr(spec),
+        fingerprint(model.params),
+        model.params["embedding"].dtype.name,
+        repr(cached.spec),
+        cached.implementation,
         "" if calibration is None else calibration_digest(calibration),
         tokens,
         position,

@@ -17,12 +17,12 @@ from jkvq.loading.calibrate import Corpus
 from jkvq.models.decoder import run
 from jkvq.models.formats.catalog import cached_file
 from tests.calibration.numpy_model import about, middles, moved, rope
-from tests.tiny import BIASED, biased_llm
+from tests.tiny import BIASED, biased_model
 
 TOKENS = [(11 * i * i + i) % 256 for i in range(256)]
 
 
-def _mean_keys(llm: jkvq.LLM) -> Calibration:
+def _mean_keys(llm: jkvq.Model) -> Calibration:
     means, middle = [], np.arange(256) // 64 * 64 + 32
 
     def attend(_, q, k, v, state):
@@ -34,7 +34,7 @@ def _mean_keys(llm: jkvq.LLM) -> Calibration:
 
 
 def test_a_constant_in_the_keys_does_not_drown_the_moments_of_the_rest():
-    llm, seen = biased_llm(3000.0), []
+    llm, seen = biased_model(3000.0), []
 
     def attend(_, q, k, v, state):
         seen.append([np.asarray(x[0], np.float64) for x in (q, k)])
@@ -55,7 +55,7 @@ def test_a_constant_in_the_keys_does_not_drown_the_moments_of_the_rest():
         np.testing.assert_allclose(found, wanted, atol=2e-3 * np.abs(wanted).max())
 
 
-def _kl(llm: jkvq.LLM) -> dict[str, float]:
+def _kl(llm: jkvq.Model) -> dict[str, float]:
     centred = jkvq.with_cache(llm, "saw-int4,key.center=true", _mean_keys(llm))
     caches = {name: jkvq.with_cache(llm, name) for name in ("f32", "int4", "saw-int4")}
     subjects = {name: Cached(each) for name, each in (caches | {"centred": centred}).items()}
@@ -64,7 +64,7 @@ def _kl(llm: jkvq.LLM) -> dict[str, float]:
 
 
 def test_a_key_bias_defeats_rotation_and_centring_cures_it():
-    plain, biased = _kl(biased_llm(0.0)), _kl(biased_llm(300.0))
+    plain, biased = _kl(biased_model(0.0)), _kl(biased_model(300.0))
     assert max(plain.values()) < 0.01
     assert min(biased["int4"], biased["saw-int4"]) > 100 * biased["centred"]
     assert biased["centred"] < 1.5 * plain["centred"]  # as if there were no bias
@@ -72,7 +72,7 @@ def test_a_key_bias_defeats_rotation_and_centring_cures_it():
 
 def test_a_mean_follows_the_positions_of_the_keys(tmp_path):
     """The constant turns by a third of a radian over the context."""
-    llm = biased_llm(100.0, config=dataclasses.replace(BIASED, rope_theta=1e4))
+    llm = biased_model(100.0, config=dataclasses.replace(BIASED, rope_theta=1e4))
     text = Corpus("letters", "".join(chr(97 + (7 * i * i + i) % 26) for i in range(2048)))
     made = jkvq.calibrate(llm, text=text, tokens=2048, window=128, out=tmp_path / "made")
     for cache in ("jkvq-int4,page=8,sink=8,recent=8", "saw-int4,center=true,page=8"):
@@ -91,8 +91,8 @@ def test_qwen_collapses_without_centring(wikitext):
     """What int4 and SAW-INT4 do to Qwen2.5-Coder-1.5B, recorded as what it is."""
     if not cached_file("qwen2.5-coder-1.5b").exists():
         pytest.skip("qwen2.5-coder-1.5b is not cached: fetch it with `jkvq inspect --model`")
-    llm = jkvq.load("qwen2.5-coder-1.5b", cache="bf16")
-    tokens = first_tokens(llm, read_text(wikitext), 1024)
-    assert perplexity(llm, tokens).ppl == pytest.approx(9.18, rel=0.005)
+    model = jkvq.load_model("qwen2.5-coder-1.5b")
+    tokens = first_tokens(model.tokenizer, read_text(wikitext), 1024)
+    assert perplexity(jkvq.with_cache(model, "bf16"), tokens).ppl == pytest.approx(9.18, rel=0.005)
     for cache in ("int4", "saw-int4"):
-        assert perplexity(jkvq.with_cache(llm, cache), tokens).ppl > 1000
+        assert perplexity(jkvq.with_cache(model, cache), tokens).ppl > 1000

@@ -18,13 +18,13 @@ from jkvq.calibration.artefact import (
     save_artefact,
 )
 from jkvq.loading.calibrate import Corpus
-from tests.tiny import tiny_llm
+from tests.tiny import model_of, tiny_model
 
 TEXT = Corpus("fox", "The quick brown fox jumps over the lazy dog. " * 5)
 
 
 def make(llm, out, method="jkvq", **options):
-    return jkvq.calibrate(llm, method=method, text=TEXT, tokens=200, out=out, **options)
+    return jkvq.calibrate(model_of(llm), method=method, text=TEXT, tokens=200, out=out, **options)
 
 
 @pytest.fixture(scope="module")
@@ -82,20 +82,20 @@ def test_an_artefact_serves_several_caches(tiny, made):
         ("jkvq-int3", key.past_windows.mean, key.past_windows.rotation),
         ("jkvq-int4,sink=0,recent=0", key.all_tokens.mean, key.all_tokens.rotation),
     ):
-        basis = jkvq.with_cache(tiny, cache, made).basis.key
+        basis = jkvq.with_cache(model_of(tiny), cache, made).basis.key
         np.testing.assert_array_equal(basis.mean, mean)
         # The directions are the artefact's, mixed.
         both = (np.asarray(R, np.float64) for R in (basis.rotation, rotation))
         found, wanted = (R @ R.swapaxes(-1, -2) for R in both)
         np.testing.assert_allclose(found, wanted, atol=1e-5 * np.abs(wanted).max())
-    basis = jkvq.with_cache(tiny, "int4,center=true", made).basis.key
+    basis = jkvq.with_cache(model_of(tiny), "int4,center=true", made).basis.key
     np.testing.assert_array_equal(basis.mean, key.all_tokens.mean)
     assert basis.rotation is None
 
 
 def test_the_artefact_of_other_weights_is_refused(made):
     with pytest.raises(jkvq.UserError, match=r"made for a model with weights .* calibrate it with"):
-        jkvq.with_cache(tiny_llm(seed=1), "jkvq-int4", made)
+        jkvq.with_cache(tiny_model(seed=1), "jkvq-int4", made)
 
 
 @pytest.mark.parametrize(
@@ -109,29 +109,29 @@ def test_the_artefact_of_other_weights_is_refused(made):
 )
 def test_a_cache_that_an_artefact_does_not_serve_is_refused(tiny, made, cache, sentence):
     with pytest.raises(jkvq.UserError, match=sentence):
-        jkvq.with_cache(tiny, cache, made)
+        jkvq.with_cache(model_of(tiny), cache, made)
 
 
 def test_a_missing_calibration_names_the_command(tiny, tmp_path):
     with pytest.raises(jkvq.UserError, match="`jkvq calibrate --model tiny --method jkvq`"):
-        jkvq.with_cache(tiny, "jkvq-int4")
+        jkvq.with_cache(model_of(tiny), "jkvq-int4")
     with pytest.raises(jkvq.UserError, match="holds no calibration"):
-        jkvq.with_cache(tiny, "jkvq-int4", tmp_path / "nowhere")
+        jkvq.with_cache(model_of(tiny), "jkvq-int4", tmp_path / "nowhere")
 
 
 def test_a_kept_artefact_is_found_and_replaced(tiny, made):
-    jkvq.calibrate(tiny, text=TEXT, tokens=100)
+    jkvq.calibrate(model_of(tiny), text=TEXT, tokens=100)
     folder = default_folder("tiny", "jkvq")
     assert load_artefact(folder).manifest.tokens == 100
-    assert jkvq.with_cache(tiny, "jkvq-int2").basis.key.rotation is not None
-    jkvq.calibrate(tiny, text=TEXT, tokens=200)
+    assert jkvq.with_cache(model_of(tiny), "jkvq-int2").basis.key.rotation is not None
+    jkvq.calibrate(model_of(tiny), text=TEXT, tokens=200)
     assert load_artefact(folder).manifest.tokens == 200
     assert files(folder) == files(made)
     assert sorted(os.listdir(folder.parent)) == [".jkvq.lock", "jkvq"]
 
 
 def test_a_kept_artefact_of_another_format_is_as_none(tiny):
-    jkvq.calibrate(tiny, text=TEXT, tokens=100)
+    jkvq.calibrate(model_of(tiny), text=TEXT, tokens=100)
     folder, spec = default_folder("tiny", "jkvq"), parse_spec("jkvq-int2")
     assert find_artefact("tiny", spec) == folder
     (folder / "manifest.json").write_text('{"format": 4}')
@@ -139,9 +139,9 @@ def test_a_kept_artefact_of_another_format_is_as_none(tiny):
     (folder / "manifest.json").write_text('{"format": 5')  # damaged: loading it says so
     assert find_artefact("tiny", spec) == folder
     with pytest.raises(jkvq.UserError, match="damaged"):
-        jkvq.with_cache(tiny, "jkvq-int2")
+        jkvq.with_cache(model_of(tiny), "jkvq-int2")
     (folder / "manifest.json").write_text('{"format": 4}')
-    jkvq.calibrate(tiny, text=TEXT, tokens=100)
+    jkvq.calibrate(model_of(tiny), text=TEXT, tokens=100)
     assert load_artefact(folder).manifest.tokens == 100
 
 

@@ -9,7 +9,7 @@ from jkvq.calibration.clip import GRID, clip_errors
 from jkvq.loading.calibrate import Corpus
 from tests import reference
 from tests.calibration.numpy_model import layers_of
-from tests.tiny import CONFIG
+from tests.tiny import CONFIG, model_of
 
 K, H, G = CONFIG.kv_heads, CONFIG.head_dim, CONFIG.heads // CONFIG.kv_heads
 TEXT = Corpus("cubes", "".join(chr(97 + i**3 % 23) for i in range(80)))
@@ -19,7 +19,7 @@ CACHE = f"oscar-int2,sink={SINK},recent={RECENT},page={PAGE}"
 
 def test_chosen_clips_err_least(tiny, tmp_path):
     calibration = jkvq.calibrate(
-        tiny, method="oscar", text=TEXT, tokens=80, out=tmp_path / "out", clip_for=CACHE
+        model_of(tiny), method="oscar", text=TEXT, tokens=80, out=tmp_path / "out", clip_for=CACHE
     ).calibration
     spec, tokens = jkvq.parse_spec(CACHE), tiny.tokenizer.encode(TEXT.text)
     basis = make_basis(spec, CacheShape.of(CONFIG), calibration, CONFIG.rope_frequency)
@@ -41,7 +41,7 @@ def test_chosen_clips_err_least(tiny, tmp_path):
 def test_a_cache_that_does_not_clip_is_refused_before_the_text_is_read(tiny, tmp_path, monkeypatch):
     monkeypatch.setattr("jkvq.calibration.observe._observe_sequence", None)
     with pytest.raises(jkvq.UserError, match="clip_for=int4: this cache does not clip"):
-        jkvq.calibrate(tiny, text=TEXT, tokens=80, out=tmp_path / "out", clip_for="int4")
+        jkvq.calibrate(model_of(tiny), text=TEXT, tokens=80, out=tmp_path / "out", clip_for="int4")
     assert not (tmp_path / "out").exists()
 
 

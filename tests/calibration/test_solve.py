@@ -9,7 +9,7 @@ import scipy.linalg
 import jkvq
 from jkvq.loading.calibrate import Corpus
 from tests.calibration.numpy_model import about, layers_of, middles, moved, rope
-from tests.tiny import CONFIG
+from tests.tiny import CONFIG, model_of
 
 TEXT = Corpus("squares", "".join(chr(97 + i * i % 23) for i in range(300)))
 TOKENS = 240
@@ -26,7 +26,7 @@ def seen(tiny):
 
 def made(llm, tmp_path, method: str, **options) -> jkvq.Artefact:
     return jkvq.calibrate(
-        llm, method=method, text=TEXT, tokens=TOKENS, out=tmp_path / "out", **options
+        model_of(llm), method=method, text=TEXT, tokens=TOKENS, out=tmp_path / "out", **options
     )
 
 
@@ -125,7 +125,7 @@ def test_balanced_rotations_equal_numpys(tiny, seen, tmp_path, shared):
 
 def test_tokens_past_windows_have_rotations_of_their_own(tiny, tmp_path):
     long = Corpus("squares", "".join(chr(97 + i * i % 23) for i in range(500)))
-    found = jkvq.calibrate(tiny, text=long, tokens=500, out=tmp_path / "long").calibration
+    found = jkvq.calibrate(model_of(tiny), text=long, tokens=500, out=tmp_path / "long").calibration
     for side, part in itertools.product((found.key, found.value), ("mean", "rotation")):
         every, past = (getattr(each, part) for each in (side.all_tokens, side.past_windows))
         assert np.abs(past - every).max() > 0.01
@@ -226,13 +226,13 @@ def test_bad_options_are_refused_and_leave_nothing(tiny, tmp_path, monkeypatch, 
     monkeypatch.setenv("JKVQ_CACHE", str(tmp_path / "user"))
     options = {"text": TEXT, "tokens": TOKENS, "out": tmp_path / "out", **given}
     with pytest.raises(jkvq.UserError, match=sentence):
-        jkvq.calibrate(tiny, **options)
+        jkvq.calibrate(model_of(tiny), **options)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_self_written_text_is_the_same_each_time(tiny, tmp_path):
     made = [
-        jkvq.calibrate(tiny, self_written=True, tokens=64, out=tmp_path / name).manifest
+        jkvq.calibrate(model_of(tiny), self_written=True, tokens=64, out=tmp_path / name).manifest
         for name in ("a", "b")
     ]
     assert made[0] == made[1]
@@ -240,7 +240,7 @@ def test_self_written_text_is_the_same_each_time(tiny, tmp_path):
 
 
 def test_the_default_text_is_prose_enough(tiny, tmp_path):
-    manifest = jkvq.calibrate(tiny, tokens=64, out=tmp_path / "out").manifest
+    manifest = jkvq.calibrate(model_of(tiny), tokens=64, out=tmp_path / "out").manifest
     assert manifest.corpus == "pydoc_data.topics"
     from jkvq.calibration.prose import default_text
 

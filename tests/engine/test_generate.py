@@ -12,7 +12,7 @@ from jkvq.cache.layout import empty_cache
 from jkvq.cache.shape import CacheShape
 from jkvq.engine.forward import forward
 from jkvq.models.decoder import logits
-from tests.tiny import CONFIG, EOS, tiny_llm
+from tests.tiny import CONFIG, EOS, model_of, tiny_llm
 
 PROMPTS = ["Hello", "A much longer prompt. " * 8, "x", "Four words of text", "é😀"]
 
@@ -235,7 +235,7 @@ def test_scores_that_are_not_numbers_end_in_a_sentence(tiny):
 )
 def test_generate_in_bfloat16(tiny, cache, far):
     params = jax.tree.map(lambda x: x.astype(jnp.bfloat16), tiny.params)
-    llm = jkvq.with_cache(dataclasses.replace(tiny, params=params), f"{cache},page=8")
+    llm = jkvq.with_cache(dataclasses.replace(model_of(tiny), params=params), f"{cache},page=8")
     result = jkvq.generate(llm, "Hello", max_new_tokens=20, ignore_eos=True)
     assert len(result.tokens) == 20
     exact = jkvq.generate(tiny, "Hello", max_new_tokens=1, ignore_eos=True)

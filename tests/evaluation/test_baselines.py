@@ -15,7 +15,7 @@ from jkvq.evaluation.reconstruct import attend_reconstructed
 from jkvq.evaluation.subjects import Baseline, subject
 from jkvq.models.decoder import run
 from tests import reference
-from tests.tiny import CONFIG
+from tests.tiny import CONFIG, model_of
 
 
 def _quantized(x, bits, group):
@@ -140,7 +140,7 @@ def test_a_model_runs_over_a_baseline_chunk_by_chunk(tiny):
 
     position = jnp.arange(400)[None]
     expected, _ = run(CONFIG, tiny.params, jnp.asarray([tokens]), position, attend, None)
-    found = subject(tiny, "kitty-int2")
+    found = subject(model_of(tiny), "kitty-int2")
     state, hidden = found.start(400), []
     for start in (0, 256):
         chunk = np.zeros((1, 256), np.int32)
@@ -176,12 +176,12 @@ def test_baselines_exist_in_the_evaluation_only(tiny):
         with pytest.raises(jkvq.UserError, match=f"cache '{name}' exists in `jkvq eval ppl` and"):
             parse_spec(name)
         with pytest.raises(jkvq.UserError, match="only, as a baseline"):
-            jkvq.with_cache(tiny, name)
-        assert isinstance(subject(tiny, name), Baseline)
+            jkvq.with_cache(model_of(tiny), name)
+        assert isinstance(subject(model_of(tiny), name), Baseline)
 
 
 def test_heads_that_value_groups_do_not_divide_are_refused(tiny):
-    odd = dataclasses.replace(tiny, config=dataclasses.replace(CONFIG, head_dim=80))
+    odd = dataclasses.replace(model_of(tiny), config=dataclasses.replace(CONFIG, head_dim=80))
     with pytest.raises(jkvq.UserError, match="head_dim=80: this baseline shares scales by 32"):
         subject(odd, "kivi-int2")
     ChannelWise(2, key_group=32, value_group=32).check(16)  # a small head is one group

@@ -13,7 +13,7 @@ from jkvq.evaluation.plots import check_plot, draw_fidelity
 from jkvq.evaluation.subjects import reconstruction, subject
 from jkvq.models.decoder import run
 from tests import reference
-from tests.tiny import CONFIG
+from tests.tiny import CONFIG, model_of
 
 T = 150  # two blocks of queries, the second not full
 TOKENS = [(11 * i * i + i) % 256 for i in range(T)]
@@ -104,7 +104,7 @@ def _rope_score(q, k, coded_k):
 
 
 def test_every_measure_equals_numpy_in_every_layer(tiny):
-    found = fidelity(tiny, TOKENS, {CACHE: reconstruction(tiny, CACHE)})[CACHE]
+    found = fidelity(model_of(tiny), TOKENS, {CACHE: reconstruction(model_of(tiny), CACHE)})[CACHE]
     captured = _captured(tiny)
     assert len(found) == len(captured) == CONFIG.layers
     for layer, (q, k, v) in enumerate(captured):
@@ -122,7 +122,7 @@ def test_hidden_states_are_those_of_the_model_over_the_cache(tiny):
     for layer in params["layers"].values():
         for weights in (layer["attention"]["o"], layer["mlp"]["down"]):
             weights["weight"] = weights["weight"].at[0].set(0.0)
-    llm = dataclasses.replace(tiny, params=params)
+    llm = dataclasses.replace(model_of(tiny), params=params)
     states = []
     for cache in ("f32", CACHE):
         model = subject(llm, cache)
@@ -139,7 +139,7 @@ def test_hidden_states_are_those_of_the_model_over_the_cache(tiny):
 
 
 def test_exact_caches_have_no_errors(tiny):
-    found = fidelity(tiny, TOKENS, {"f32": reconstruction(tiny, "f32")})["f32"]
+    found = fidelity(model_of(tiny), TOKENS, {"f32": reconstruction(model_of(tiny), "f32")})["f32"]
     for layer in found:
         errors = dataclasses.asdict(layer)
         assert errors.pop("top10") == 1
@@ -149,11 +149,11 @@ def test_exact_caches_have_no_errors(tiny):
 @pytest.mark.parametrize("count", [10, 1025])
 def test_too_few_or_too_many_tokens_are_refused(tiny, count):
     with pytest.raises(jkvq.UserError, match=f"{count} tokens: from 11 to .* 1024"):
-        fidelity(tiny, [65] * count, {})
+        fidelity(model_of(tiny), [65] * count, {})
 
 
 def test_plots_are_written_or_refused_beforehand(tiny, tmp_path):
-    found = fidelity(tiny, TOKENS, {"f32": reconstruction(tiny, "f32")})
+    found = fidelity(model_of(tiny), TOKENS, {"f32": reconstruction(model_of(tiny), "f32")})
     draw_fidelity(found, "a title", tmp_path / "a.png")
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(jkvq.UserError, match=r"a\.pdf: a picture is written as PNG"):

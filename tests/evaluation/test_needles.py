@@ -4,7 +4,7 @@ import pytest
 
 import jkvq
 from jkvq.evaluation.needles import TASKS, Question, niah, questions, read_haystack
-from tests.tiny import byte_tokenizer
+from tests.tiny import byte_tokenizer, model_of
 
 HAYSTACK = " ".join(f"Sentence {i} says nothing much." for i in range(400))
 FACT = re.compile(r"The magic number of (\w+) is (\d+)\.")
@@ -68,7 +68,7 @@ def _oracle(llm, prompts, budget):
 
 
 def test_niah_scores_what_the_answers_hold(tiny):
-    llms = {"all": tiny, "half": jkvq.with_cache(tiny, "f32,page=16")}
+    llms = {"all": tiny, "half": jkvq.with_cache(model_of(tiny), "f32,page=16")}
     found = niah(
         *(llms, HAYSTACK),
         tasks=list(TASKS),

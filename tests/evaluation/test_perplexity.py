@@ -13,7 +13,7 @@ from jkvq.evaluation.corpus import first_tokens, read_text
 from jkvq.evaluation.perplexity import compare, perplexity, windows
 from jkvq.evaluation.subjects import Cached, subject
 from jkvq.models.decoder import logits
-from tests.tiny import CONFIG
+from tests.tiny import CONFIG, model_of
 
 
 def test_perplexity_equals_one_pass_over_all_tokens(tiny):
@@ -52,7 +52,7 @@ def _log_probabilities(llm, tokens):
 
 def test_compare_measures_kl_from_the_reference(tiny):
     tokens = [(11 * i * i + i) % 256 for i in range(300)]
-    llms = {"f32": tiny, "int2": jkvq.with_cache(tiny, "int2,page=8")}
+    llms = {"f32": tiny, "int2": jkvq.with_cache(model_of(tiny), "int2,page=8")}
     expected, predicted = (_log_probabilities(llm, tokens)[:-1] for llm in llms.values())
     kl = (np.exp(expected) * (expected - predicted)).sum(-1).mean()
     found = compare({name: Cached(llm) for name, llm in llms.items()}, tokens, reference="f32")
@@ -115,7 +115,7 @@ def test_windows_see_only_their_own_tokens(tiny):
 def test_where_a_text_stands_matters_to_coded_keys_alone(tiny):
     tokens = [(11 * i * i + i) % 256 for i in range(200)]
     names = ("f32", "int2", "kivi-int2")
-    subjects = {name: subject(tiny, name) for name in names}
+    subjects = {name: subject(model_of(tiny), name) for name in names}
     near, far = (
         compare(subjects, tokens, reference="f32", position=position)
         for position in (0, CONFIG.context - 200)
@@ -155,8 +155,8 @@ def test_perplexity_of_a_broken_model_is_refused(tiny):
 
 
 def test_smollm2_perplexity_on_wikitext(smollm2, wikitext):
-    llm = jkvq.with_cache(smollm2, "bf16")
-    result = perplexity(llm, first_tokens(llm, read_text(wikitext), 1024))
+    llm = jkvq.with_cache(model_of(smollm2), "bf16")
+    result = perplexity(llm, first_tokens(llm.tokenizer, read_text(wikitext), 1024))
     assert result.ppl == pytest.approx(13.82, abs=0.07)  # an independent forward pass in float32
 
 
@@ -170,7 +170,7 @@ WIKITEXT_2048 = {
 @pytest.mark.slow
 @pytest.mark.parametrize(("cache", "within"), WIKITEXT_2048.items())
 def test_smollm2_perplexity_through_packed_caches(smollm2, wikitext, cache, within):
-    llm = jkvq.with_cache(smollm2, cache)
-    result = perplexity(llm, first_tokens(llm, read_text(wikitext), 2048))
+    llm = jkvq.with_cache(model_of(smollm2), cache)
+    result = perplexity(llm, first_tokens(llm.tokenizer, read_text(wikitext), 2048))
     expected, relative = within
     assert result.ppl == pytest.approx(expected, rel=relative)

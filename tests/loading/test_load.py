@@ -18,7 +18,7 @@ from jkvq.cli.main import main
 from jkvq.llm import with_cache
 from jkvq.loading.load import default_cache
 from jkvq.models.formats.converted_folder import write_converted
-from tests.tiny import CONFIG, biased_llm, tiny_llm
+from tests.tiny import CONFIG, biased_model, tiny_llm
 
 LONG = [3, 5, 7] * 80  # a prompt of more tokens than stay exact
 SHARP = 4.0  # random scores are so much alike that even a broken cache has a KL of 0.2
@@ -37,7 +37,7 @@ def kept(tmp_path, monkeypatch) -> Path:
 def model(tmp_path_factory) -> Path:
     """A model with a large key bias, which rotation alone cannot store."""
     folder = tmp_path_factory.mktemp("model") / "biased"
-    llm = biased_llm(300.0, SHARP)
+    llm = biased_model(300.0, SHARP)
     write_converted(folder, llm.config, llm.params, llm.tokenizer)
     return folder
 
@@ -168,9 +168,7 @@ def test_new_weights_under_an_old_name_are_calibrated_anew(tmp_path):
 
 
 def test_centroids_are_not_made_on_first_use(model, monkeypatch):
-    monkeypatch.setattr(
-        sys.modules["jkvq.loading.load"], "read_weights", None
-    )  # refused before that
+    monkeypatch.setattr("jkvq.loading.load.read_model", None)  # refused before that
     with pytest.raises(jkvq.UserError, match="--method kmeans --centroids 16`"):
         jkvq.load(model, cache="kmeans16-int4")
 
@@ -187,7 +185,7 @@ def test_a_disk_that_takes_nothing_does_not_stop_a_load(model, tmp_path, monkeyp
 
 
 def test_with_cache_and_load_agree(model, used):
-    plain = jkvq.load(model, cache="bf16")
+    plain = jkvq.load_model(model)
     options = {"max_new_tokens": 5, "temperature": 1.0, "seed": 3}
     expected = jkvq.generate(with_cache(plain, "jkvq-int4"), LONG, **options)
     found = jkvq.generate(quietly(model), LONG, **options)

@@ -10,7 +10,7 @@ from jkvq.evaluation.corpus import first_tokens
 from jkvq.evaluation.perplexity import compare
 from jkvq.evaluation.subjects import Cached
 from jkvq.loading.self_check import BROKEN, Check, check_cache
-from tests.tiny import tiny_llm
+from tests.tiny import tiny_model
 
 CHECK = sys.modules["jkvq.loading.self_check"]
 
@@ -22,16 +22,16 @@ def kept(tmp_path, monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def plain(tiny) -> jkvq.LLM:
-    return jkvq.with_cache(tiny, "bf16")
+def plain() -> jkvq.Model:
+    return tiny_model()
 
 
 def test_tokens_are_scored_from_the_first_that_reads_a_packed_one(plain):
     llm = jkvq.with_cache(plain, "int2,sink=8,recent=64,page=8")
     found = check_cache(plain, llm, None)
     assert found is not None
-    tokens = first_tokens(plain, default_text(), found.tokens)
-    subjects = {"bf16": Cached(plain), "int2": Cached(llm)}
+    tokens = first_tokens(plain.tokenizer, default_text(), found.tokens)
+    subjects = {"bf16": Cached(jkvq.with_cache(plain, "bf16")), "int2": Cached(llm)}
 
     def total(first: int) -> float:
         score = compare(subjects, tokens, reference="bf16", first=first)["int2"]
@@ -54,14 +54,14 @@ def test_a_result_is_kept_for_model_cache_and_calibration(plain, kept, monkeypat
         for tokens in (64, 128)
     ]
 
-    def check(model: jkvq.LLM, cache: str, calibration=None) -> Check | None:
+    def check(model: jkvq.Model, cache: str, calibration=None) -> Check | None:
         return check_cache(model, jkvq.with_cache(model, cache, calibration), calibration)
 
     found = [check(plain, "int4,center=true", each.calibration) for each in made]
     assert [(each.tokens, each.scored) for each in found if each] == [(512, 511)] * 2
     assert found[0] != found[1]
     assert check(plain, "int4,center=true", made[0].calibration) == found[0]
-    other = jkvq.with_cache(tiny_llm(seed=1), "bf16")
+    other = tiny_model(seed=1)
     assert check(plain, "int4") != check(other, "int4")
     assert check(plain, "int4") is not None
     labels = ["int4,center=true"] * 2 + ["int4"] * 2

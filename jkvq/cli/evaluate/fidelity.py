@@ -45,18 +45,18 @@ def eval_fidelity(
     from jkvq.evaluation.fidelity import fidelity
     from jkvq.evaluation.plots import check_plot, draw_fidelity
     from jkvq.evaluation.subjects import reconstruction
-    from jkvq.llm import load_plain
+    from jkvq.models.model import load_model
 
     names, content = split_names(cache), read_text(text)
     check_plot(plot)
     folders = choose_calibrations(calibration, names)
-    llm = load_plain(model, dtype=dtype)
-    chosen = first_tokens(llm, content, tokens)
+    plain = load_model(model, dtype=dtype)
+    chosen = first_tokens(plain.tokenizer, content, tokens)
     caches = {
-        name: reconstruction(llm, name, calibrated(llm, name, folder))
+        name: reconstruction(plain, name, calibrated(plain, name, folder))
         for name, folder in folders.items()
     }
-    found = fidelity(llm, chosen, caches)
+    found = fidelity(plain, chosen, caches)
     title = f"{model}, first {tokens:,} tokens of {text.name}"
     if plot is not None:
         draw_fidelity(found, title, plot)

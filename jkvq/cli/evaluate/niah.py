@@ -37,7 +37,8 @@ def eval_niah(
     from jkvq.cache.specs.spec_text import parse_spec, split_names
     from jkvq.evaluation.needles import niah, read_haystack
     from jkvq.evaluation.plots import check_plot, draw_grid
-    from jkvq.llm import load_plain, with_cache
+    from jkvq.llm import with_cache
+    from jkvq.models.model import load_model
 
     names, tasks, text = split_names(cache), task.split(","), read_haystack(haystack)
     lengths, depths = _numbers("length", length), [d / 100 for d in _numbers("depth", depth)]
@@ -45,9 +46,11 @@ def eval_niah(
     for name in names:
         parse_spec(name)  # refuses baselines, which are for the other commands
     folders = choose_calibrations(calibration, names)
-    llm = load_plain(model, dtype=dtype)
+    plain = load_model(model, dtype=dtype)
     llms = {
-        name: with_cache(llm, name, calibrated(llm, name, folder), implementation=implementation)
+        name: with_cache(
+            plain, name, calibrated(plain, name, folder), implementation=implementation
+        )
         for name, folder in folders.items()
     }
     found = niah(llms, text, tasks=tasks, lengths=lengths, depths=depths, trials=trials)

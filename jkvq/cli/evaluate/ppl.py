@@ -47,19 +47,19 @@ def eval_ppl(
     from jkvq.evaluation.corpus import first_tokens, leading_tokens, read_text
     from jkvq.evaluation.perplexity import compare
     from jkvq.evaluation.subjects import subject
-    from jkvq.llm import load_plain
+    from jkvq.models.model import load_model
 
     names, content = split_names(cache), read_text(text)
     names = names if PLAIN_CACHE in names else [PLAIN_CACHE, *names]
     folders = choose_calibrations(calibration, names)
-    llm = load_plain(model, dtype=dtype)
-    chosen = first_tokens(llm, content, tokens)
+    plain = load_model(model, dtype=dtype)
+    chosen = first_tokens(plain.tokenizer, content, tokens)
     subjects = {
-        name: subject(llm, name, calibrated(llm, name, folder), implementation=implementation)
+        name: subject(plain, name, calibrated(plain, name, folder), implementation=implementation)
         for name, folder in folders.items()
     }
     asked = {"context": context, "stride": stride, "position": position}
-    leading = len(leading_tokens(llm.tokenizer))
+    leading = len(leading_tokens(plain.tokenizer))
     results = compare(subjects, chosen, reference=PLAIN_CACHE, leading=leading, **asked)
     if as_json:
         found = {name: dataclasses.asdict(result) for name, result in results.items()}

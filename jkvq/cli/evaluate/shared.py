@@ -8,7 +8,7 @@ import typer
 
 if TYPE_CHECKING:
     from jkvq.cache.calibrated import Calibration
-    from jkvq.llm import LLM
+    from jkvq.models.model import Model
 
 Text = Annotated[Path, typer.Option(help="A text file; .gz is read as it is.")]
 Caches = Annotated[str, typer.Option("--cache", help="One or more, with commas between.")]
@@ -30,8 +30,8 @@ def choose_calibrations(folders: Sequence[Path], caches: Sequence[str]) -> dict[
     return {name: choose_calibration(folders, name) for name in caches}
 
 
-def calibrated(llm: "LLM", cache: str, folder: Path | None) -> "Calibration | None":
-    """What a cache needs to know of a plain model, from the folder, as kept for it, or made now."""
+def calibrated(model: "Model", cache: str, folder: Path | None) -> "Calibration | None":
+    """What a cache needs to know of a model, from the folder, as kept for it, or made now."""
     from jkvq.cache.specs.spec_text import parse_spec
     from jkvq.evaluation.baselines import BASELINES
     from jkvq.llm import find_calibration
@@ -40,5 +40,5 @@ def calibrated(llm: "LLM", cache: str, folder: Path | None) -> "Calibration | No
     if cache in BASELINES:
         return None
     spec = parse_spec(cache)
-    given = None if folder is None else find_calibration(llm.name, spec, folder)
-    return calibration_for(llm, spec, given)
+    given = None if folder is None else find_calibration(model.name, spec, folder)
+    return calibration_for(model, spec, given)

@@ -5,12 +5,13 @@ import pytest
 import jkvq
 from jkvq.cache.calibrated import Calibration
 from jkvq.cli.evaluate.shared import calibrated
+from tests.tiny import tiny_model
 
 
 @pytest.fixture
-def plain(tiny, tmp_path, monkeypatch):
+def plain(tmp_path, monkeypatch):
     monkeypatch.setenv("JKVQ_CACHE", str(tmp_path))  # nothing is kept there yet
-    return dataclasses.replace(tiny, name="never-calibrated")
+    return dataclasses.replace(tiny_model(), name="never-calibrated")
 
 
 def test_calibrated_makes_on_first_use_what_a_cache_needs(plain, monkeypatch):

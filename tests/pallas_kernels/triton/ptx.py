@@ -60,7 +60,7 @@ def _prmt(a: Register, b: Register, selector: Register) -> Register:
         both >> np.uint64(8 * (int(selector) >> 4 * i & 7)) & np.uint64(255) for i in range(4)
     ]
     assert not int(selector) & 0x8888, "sign bytes are not emulated"
-    return sum(byte << np.uint64(8 * i) for i, byte in enumerate(picked))
+    return np.bitwise_or.reduce([byte << np.uint64(8 * i) for i, byte in enumerate(picked)])
 
 
 def _on_floats(function: Callable, floats: type) -> Callable:

@@ -71,8 +71,10 @@ def test_stream_tiles_hold_units_times_levels():
         own = level_coefficients(int(bits), 64)
         row[: len(own)] = own
     found = stream_tile(
-        *(words[word], words[np.minimum(word + 1, len(words) - 1)]),
-        *(x[:, None].astype(np.int32) for x in (bit, width)),
+        words[word],
+        words[np.minimum(word + 1, len(words) - 1)],
+        bit[:, None].astype(np.int32),
+        width[:, None].astype(np.int32),
         list(coefficients.T[..., None]),
         unit,
         interpret=False,

@@ -1,0 +1,63 @@
+"""A model as it is loaded, before it has a cache."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+
+from jkvq.models.config import ModelConfig
+from jkvq.models.decoder import Params, weight_bytes
+from jkvq.models.formats.checkpoint import Checkpoint, open_checkpoint
+from jkvq.models.tokenizer import Tokenizer
+from jkvq.support.errors import UserError, nearest
+from jkvq.support.memory import format_bytes, free_bytes
+
+_DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
+
+
+@dataclass(frozen=True)
+class Model:
+    """Weights as they are in the checkpoint: what calibration, evaluation and caches start from.
+
+    `jkvq.with_cache` makes an `LLM` of it, which can generate.
+    """
+
+    name: str
+    config: ModelConfig
+    params: Params = field(repr=False)
+    tokenizer: Tokenizer = field(repr=False)
+
+
+def load_model(model: str | Path, *, dtype: str | None = None) -> Model:
+    """Loads a model without a cache.
+
+    Args:
+        model: a short name (``smollm2-135m``), a folder, a ``.gguf`` file or a hub id.
+        dtype: ``float32`` or ``bfloat16``; by default what the device computes fastest in.
+    """
+    return read_model(str(model), open_checkpoint(model), compute_dtype(dtype))
+
+
+def read_model(name: str, checkpoint: Checkpoint, dtype) -> Model:
+    """The model of an open checkpoint."""
+    _require_memory(checkpoint, dtype)
+    return Model(name, checkpoint.config, checkpoint.params(dtype), checkpoint.tokenizer())
+
+
+def compute_dtype(name: str | None):
+    """The dtype called ``name``, or the one this device computes fastest in."""
+    if name is None:  # CPUs emulate bfloat16
+        return jnp.float32 if jax.default_backend() == "cpu" else jnp.bfloat16
+    if name not in _DTYPES:
+        raise UserError(f"dtype '{name}' is not known: {nearest(name, _DTYPES)}")
+    return _DTYPES[name]
+
+
+def _require_memory(checkpoint: Checkpoint, dtype) -> None:
+    needed, free = weight_bytes(checkpoint.config, dtype), free_bytes()
+    if free is not None and needed > free:
+        advice = "; try dtype='bfloat16'" if dtype == jnp.float32 else ""
+        raise UserError(
+            f"the weights take {format_bytes(needed)} and {format_bytes(free)} are free{advice}"
+        )

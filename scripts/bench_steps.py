@@ -1,0 +1,120 @@
+"""Times whole steps of a model on this GPU: random bfloat16 weights in the shape of a known model.
+
+    python -m scripts.bench_steps --caches bf16,jkvq-int4 --steps 1x1024,32x8192
+
+A decode step is a 32nd of a burst, least of several; its compilation is timed apart.
+"""
+
+import dataclasses
+import json
+import time
+from pathlib import Path
+from typing import Annotated
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import typer
+
+from jkvq.cache.layout import empty_cache, pages_for
+from jkvq.cache.page_pool import roomy
+from jkvq.cache.shape import CacheShape
+from jkvq.cache.specs.spec_text import parse_spec, split_names
+from jkvq.engine.sampling import SamplerArrays, Sampling
+from jkvq.engine.steps import BURST, Decoding, decode_burst
+from jkvq.llm import LLM, with_cache
+from jkvq.models.config import ModelConfig
+from jkvq.models.decoder import abstract_params
+from jkvq.models.model import Model
+from jkvq.support.compile_clock import compile_seconds
+from scripts.bench_kernels import made_up
+
+QWEN3_8B = ModelConfig(
+    family="qwen3",
+    layers=36,
+    width=4096,
+    mlp_width=12288,
+    heads=32,
+    kv_heads=8,
+    head_dim=128,
+    vocab=151936,
+    context=40960,
+    norm_eps=1e-6,
+    rope_theta=1e6,
+    rope_divisors=(1.0,) * 64,
+    qk_norm=True,
+)
+REPEATS = 5
+
+
+def random_model(config: ModelConfig) -> Model:
+    """Weights of the size that a trained model's have."""
+    leaves, tree = jax.tree.flatten(abstract_params(config, jnp.bfloat16))
+    keys = jax.random.split(jax.random.key(0), len(leaves))
+
+    @jax.jit
+    def draw(key, like):
+        return jax.random.normal(key, like.shape, jnp.bfloat16) * (0.02 if like.ndim > 1 else 1.0)
+
+    params = [draw(key, leaf) for key, leaf in zip(keys, map(_zeros, leaves), strict=True)]
+    return Model("random", config, tree.unflatten(params), None)  # pyright: ignore
+
+
+def _zeros(leaf):
+    return jnp.zeros(leaf.shape, leaf.dtype)
+
+
+def time_decode(llm: LLM, batch: int, tokens: int) -> tuple[float, float]:
+    """Milliseconds of a step after so many tokens, and the seconds its program compiled for."""
+    pages = pages_for(tokens + 2 * BURST * REPEATS, llm.spec)
+    table = 1 + jnp.arange(batch * pages, dtype=jnp.int32).reshape(batch, pages)
+    table = jnp.pad(table, ((0, 0), (0, roomy(pages) - pages)))
+    cache = empty_cache(llm.spec, CacheShape.of(llm.config), 1 + batch * pages, table)
+    cache = dataclasses.replace(cache, length=jnp.full(batch, tokens, jnp.int32))
+    state = Decoding(
+        token=jnp.arange(batch, dtype=jnp.int32),
+        made=jnp.zeros(batch, jnp.int32),
+        budget=jnp.full(batch, 1 << 20, jnp.int32),
+        active=jnp.ones(batch, bool),
+        failed=jnp.zeros(batch, bool),
+        seen=jnp.zeros((batch, llm.config.vocab), bool),
+        stop_tokens=jnp.full(8, -1, jnp.int32),
+        sampler=SamplerArrays.stack([Sampling()] * batch),
+    )
+    best, before, compiled = np.inf, compile_seconds(), 0.0
+    for repeat in range(REPEATS):
+        start = time.perf_counter()
+        cache, state, drawn = decode_burst(
+            *(llm.config, llm.params, llm.basis, cache, state, jnp.int32(BURST)),
+            llm.implementation,
+        )
+        jax.block_until_ready(drawn)
+        if repeat:
+            best = min(best, time.perf_counter() - start)
+        else:
+            compiled = compile_seconds() - before
+    assert not state.failed.any() and state.active.all()
+    return best / BURST * 1e3, compiled
+
+
+def main(
+    caches: Annotated[str, typer.Option(help="With commas between.")] = "bf16,jkvq-int4",
+    steps: Annotated[str, typer.Option(help="Batch x tokens.")] = "1x1024,32x8192",
+    out: Annotated[Path | None, typer.Option(help="Write JSON too.")] = None,
+) -> None:
+    """Prints milliseconds of a decode step for each cache, batch and length."""
+    model, found = random_model(QWEN3_8B), {}
+    for cache in split_names(caches):
+        shape = CacheShape.of(model.config)
+        llm = with_cache(model, cache, made_up(shape, parse_spec(cache).key.bits))
+        for step in steps.split(","):
+            batch, tokens = map(int, step.split("x"))
+            ms, compiled = time_decode(llm, batch, tokens)
+            found[f"{cache} {step}"] = {"ms": ms, "compile_s": compiled}
+            print(f"{cache:12} {step:10} {ms:7.2f} ms, compiled in {compiled:.0f} s", flush=True)
+    if out is not None:
+        out.write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    typer.run(main)
