@@ -5,16 +5,15 @@
 A decode step is a 32nd of a burst, least of several; its compilation is timed apart.
 """
 
+import argparse
 import dataclasses
 import json
 import time
 from pathlib import Path
-from typing import Annotated
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import typer
 
 from jkvq.cache.layout import empty_cache, pages_for
 from jkvq.cache.page_pool import roomy
@@ -97,24 +96,25 @@ def time_decode(llm: LLM, batch: int, tokens: int) -> tuple[float, float]:
     return best / BURST * 1e3, compiled
 
 
-def main(
-    caches: Annotated[str, typer.Option(help="With commas between.")] = "bf16,jkvq-int4",
-    steps: Annotated[str, typer.Option(help="Batch x tokens.")] = "1x1024,32x8192",
-    out: Annotated[Path | None, typer.Option(help="Write JSON too.")] = None,
-) -> None:
+def main() -> None:
     """Prints milliseconds of a decode step for each cache, batch and length."""
+    parser = argparse.ArgumentParser(description="Times decode steps of the Qwen3-8B shape.")
+    parser.add_argument("--caches", default="bf16,jkvq-int4", help="with commas between")
+    parser.add_argument("--steps", default="1x1024,32x8192", help="batch x tokens")
+    parser.add_argument("--out", type=Path, help="write JSON too")
+    args = parser.parse_args()
     model, found = random_model(QWEN3_8B), {}
-    for cache in split_names(caches):
+    for cache in split_names(args.caches):
         shape = CacheShape.of(model.config)
         llm = with_cache(model, cache, made_up(shape, parse_spec(cache).key.bits))
-        for step in steps.split(","):
+        for step in args.steps.split(","):
             batch, tokens = map(int, step.split("x"))
             ms, compiled = time_decode(llm, batch, tokens)
             found[f"{cache} {step}"] = {"ms": ms, "compile_s": compiled}
             print(f"{cache:12} {step:10} {ms:7.2f} ms, compiled in {compiled:.0f} s", flush=True)
-    if out is not None:
-        out.write_text(json.dumps(found, indent=1) + "\n")
+    if args.out is not None:
+        args.out.write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    main()

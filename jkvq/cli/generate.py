@@ -87,6 +87,8 @@ def generate(
         stop=stop or (),
     )
     generation = _written(pieces, show=not as_json)
+    if generation.error is not None:
+        raise UserError(generation.error)
     named = cache or spec_text(llm.spec)
     if as_json:
         print_json({"model": model, "cache": named, **dataclasses.asdict(generation)})

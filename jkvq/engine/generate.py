@@ -21,7 +21,7 @@ from jkvq.llm import LLM
 from jkvq.support.compile_clock import compile_seconds
 from jkvq.support.errors import UserError, nearest
 
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "error"]
 
 _STREAM_BURST = 8  # tokens per launch while somebody watches
 
@@ -106,6 +106,7 @@ class Generation:
 
     tokens: all that were drawn, the stop token among them.
     logprobs: of each token, under the model's own distribution.
+    error: what ended it, if its finish_reason is "error"; other prompts go on.
     """
 
     text: str
@@ -115,6 +116,7 @@ class Generation:
     prompt_tokens: int
     seed: int
     timings: Timings
+    error: str | None = None
 
 
 @dataclass(frozen=True)
@@ -146,7 +148,8 @@ def generate(llm: LLM, prompts, **options: Any) -> Generation | list[Generation]
         **options: the fields of `jkvq.Options`, such as max_new_tokens=64 or temperature=0.7.
 
     Returns:
-        A `Generation`, or a list of them for a list of prompts.
+        A `Generation`, or a list of them for a list of prompts. A prompt of a list that fails has
+        an ``error``; a single one raises it.
     """
     batch, single = as_batch(prompts)
     done: dict[int, Generation] = {}
@@ -154,7 +157,11 @@ def generate(llm: LLM, prompts, **options: Any) -> Generation | list[Generation]
         if piece.generation is not None:
             done[piece.index] = piece.generation
     results = [done[index] for index in range(len(batch))]
-    return results[0] if single else results
+    if not single:
+        return results
+    if results[0].error is not None:
+        raise UserError(results[0].error)
+    return results[0]
 
 
 def stream(llm: LLM, prompts: Prompt | Sequence[Prompt], **options: Any) -> Iterator[Piece]:
@@ -229,16 +236,14 @@ class _Writer:
         self._tokens: list[int] = []
         self._logprobs: list[float] = []
         self._reason: FinishReason = "length"
+        self._error: str | None = None
         self.done = False
 
     def take(self, state: Decoding, drawn: Drawn, row: int) -> str:
         """Takes a burst's tokens of this row, and returns the text that they make certain."""
-        if state.failed[row]:
-            raise UserError(
-                f"the model's scores for token {int(state.made[row])} of prompt {row} are not "
-                "numbers (NaN): its weights are damaged, or the dtype is too narrow for them"
-            )
-        new = int(state.made[row]) - len(self._tokens)
+        failed = bool(state.failed[row])
+        # What was drawn from scores that are not numbers is no token.
+        new = int(state.made[row]) - failed - len(self._tokens)
         stops = set(state.stop_tokens.tolist())
         for token, logprob in zip(
             drawn.tokens[row, :new].tolist(), drawn.logprobs[row, :new].tolist(), strict=True
@@ -252,7 +257,13 @@ class _Writer:
             if self._stream.stopped:
                 self._reason = "stop"
                 break
-        self.done = self._reason == "stop" or not bool(state.active[row])
+        if failed and self._reason == "length":
+            self._reason = "error"
+            self._error = (
+                f"the model's scores for token {int(state.made[row])} of prompt {row} are not "
+                "numbers (NaN): its weights are damaged, or the dtype is too narrow for them"
+            )
+        self.done = self._reason != "length" or not bool(state.active[row])
         self._text.append(self._stream.finish() if self.done else self._stream.take())
         return self._text[-1]
 
@@ -265,6 +276,7 @@ class _Writer:
             self._prompt_tokens,
             seed,
             clock.timings(),
+            self._error,
         )
 
 

@@ -1,10 +1,12 @@
 import dataclasses
+import types
 
 import jax
 import pytest
 
 from jkvq.attention.implementation import choose_implementation
 from jkvq.cache.specs.spec_text import parse_spec
+from jkvq.pallas_kernels.settings import compute_capability, has_gpu
 from jkvq.support.errors import UserError
 from tests.tiny import CONFIG
 
@@ -39,6 +41,29 @@ def test_what_the_kernels_cannot_take_is_refused(cache, changes, sentence):
     with pytest.raises(UserError, match=sentence):
         choose_implementation("interpret", config, parse_spec(cache))
     assert choose_implementation(None, config, parse_spec(cache)) == "reference"
+
+
+@pytest.mark.parametrize(("capability", "served"), [(8.9, False), (9.0, True)])
+def test_heads_of_256_need_what_cudnn_needs(monkeypatch, capability, served):
+    for module in ("jkvq.attention.implementation", "jkvq.pallas_kernels.settings"):
+        monkeypatch.setattr(f"{module}.compute_capability", lambda: capability)
+    config = dataclasses.replace(WIDE, head_dim=256, rope_divisors=(1.0,) * 128)
+    chosen = choose_implementation(None, config, parse_spec("int4"))
+    assert chosen == ("pallas" if served else "reference")
+    if not served:
+        with pytest.raises(UserError, match="below 9 cuDNN takes heads of 64 and 128"):
+            choose_implementation("pallas", config, parse_spec("int4"))
+
+
+@pytest.mark.parametrize(
+    ("platform", "capability", "found"),
+    [("gpu", "9.0", 9.0), ("gpu", "12.1", 12.1), ("gpu", "gfx942", 0.0), ("cpu", "9.0", 0.0)],
+)
+def test_compute_capability_is_that_of_nvidia_gpus(monkeypatch, platform, capability, found):
+    device = types.SimpleNamespace(platform=platform, compute_capability=capability)
+    monkeypatch.setattr(jax, "devices", lambda: [device])
+    assert compute_capability() == found
+    assert has_gpu() == (found >= 8)
 
 
 def test_a_name_that_is_not_known_is_refused():

@@ -1,3 +1,5 @@
+import dataclasses
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -87,6 +89,33 @@ def test_digits_mix_quarters_and_give_all_widths_one_step():
         quarter = np.arange(128) // 32
         apart = quarter[:, None] != quarter[None]
         np.testing.assert_allclose(turned[apart], 0, atol=1e-4)
+
+
+@pytest.mark.parametrize("size", [1e-7, 1e-4, 1.0, 1e5])
+def test_rotations_fit_float16_whatever_the_size_of_keys(size):
+    made_up = random_calibration()
+    side = made_up.key.past_windows
+    assert side.rotation is not None and side.spread is not None
+    scaled = dataclasses.replace(side, spread=side.spread * np.float32(size) ** 2)
+    key = dataclasses.replace(made_up.key, past_windows=scaled)
+    basis = make_basis(parse_spec("jkvq-int2"), SHAPE, dataclasses.replace(made_up, key=key)).key
+    assert basis.kernel_matrices is not None
+    R, dual = (np.asarray(x, np.float64) for x in basis.kernel_matrices)
+    assert np.isfinite(R).all() and np.isfinite(dual).all()
+    identity = np.broadcast_to(np.eye(128), R.shape)
+    np.testing.assert_allclose(R.swapaxes(-1, -2) @ dual, identity, atol=5e-3)
+
+
+def test_a_rotation_beyond_float16_is_refused():
+    made_up = random_calibration()
+    side = made_up.key.past_windows
+    assert side.rotation is not None
+    stretch = np.geomspace(1e-10, 1e10, 128).astype(np.float32)
+    key = dataclasses.replace(
+        made_up.key, past_windows=dataclasses.replace(side, rotation=side.rotation * stretch)
+    )
+    with pytest.raises(jkvq.UserError, match="key rotation stretches directions by up to"):
+        make_basis(parse_spec("jkvq-int3"), SHAPE, dataclasses.replace(made_up, key=key))
 
 
 def test_block_rotation_gathers_groups_and_is_orthogonal():

@@ -230,6 +230,19 @@ def test_scores_that_are_not_numbers_end_in_a_sentence(tiny):
         jkvq.generate(dataclasses.replace(tiny, params=params), "Hello")
 
 
+def test_scores_that_are_not_numbers_end_their_own_prompt_only(tiny):
+    # Token 65 ("A" is another) has an embedding that is not a number; nothing else reads it.
+    embedding = tiny.params["embedding"].at[65].set(jnp.nan)
+    head = {"weight": jnp.where(jnp.isnan(embedding), 0.0, embedding)}
+    params = {**tiny.params, "embedding": embedding, "head": head}
+    llm = dataclasses.replace(tiny, params=params)
+    good, bad = jkvq.generate(llm, [[3, 5, 7], [3, 65, 7]], max_new_tokens=6, ignore_eos=True)
+    assert (bad.finish_reason, bad.tokens, bad.text) == ("error", [], "")
+    assert "token 1 of prompt 1 are not numbers (NaN)" in (bad.error or "")
+    alone = jkvq.generate(llm, [3, 5, 7], max_new_tokens=6, ignore_eos=True)
+    assert good.error is None and good.tokens == alone.tokens
+
+
 @pytest.mark.parametrize(
     ("cache", "far"), [("bf16", 0.2), ("saw-int4", 0.5), ("quarot-int2,sink=4,recent=8", 0.5)]
 )
@@ -257,8 +270,9 @@ def test_smollm2_answers_in_chat(smollm2):
     assert by_text.prompt_tokens > len(smollm2.tokenizer.encode(question))
 
 
-def test_generate_through_the_kernels_gives_the_reference_tokens():
-    """Interpreted here; a prompt longer than its windows, so that pages are packed as it goes."""
+@pytest.mark.parametrize("kernels", ["interpret", pytest.param("pallas", marks=pytest.mark.gpu)])
+def test_generate_through_the_kernels_gives_the_reference_tokens(kernels):
+    """A prompt longer than its windows, so that pages are packed as it goes."""
     wide = dataclasses.replace(CONFIG, layers=1, head_dim=64, rope_divisors=(1.0,) * 32)
     llm = tiny_llm("quarot-int2,sink=4,recent=8,page=16", config=wide)
     prompts = ["A prompt that is longer than both windows of the cache.", "Short"]
@@ -273,6 +287,6 @@ def test_generate_through_the_kernels_gives_the_reference_tokens():
                 ignore_eos=True,
             )
         ]
-        for implementation in ("reference", "interpret")
+        for implementation in ("reference", kernels)
     ]
     assert texts[0] == texts[1]

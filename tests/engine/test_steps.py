@@ -1,14 +1,17 @@
+import dataclasses
 import re
 
 import jax
 import jax.numpy as jnp
 import pytest
 
-from jkvq.cache.layout import empty_cache
+from jkvq.cache.layout import KVCache, empty_cache
 from jkvq.cache.shape import CacheShape
 from jkvq.cache.specs.spec_text import parse_spec
 from jkvq.engine.sampling import SamplerArrays, Sampling
 from jkvq.engine.steps import BURST, Decoding, decode_burst, prefill_chunk
+from jkvq.llm import LLM
+from jkvq.models.config import ModelConfig
 from tests.tiny import CONFIG, EOS, tiny_llm
 
 PAGES, COLUMNS = 40_009, 8
@@ -28,9 +31,9 @@ def _state(rows: int, **changes) -> Decoding:
     return Decoding(**(fields | changes))
 
 
-def _cache(cache: str, rows: int, pages: int = PAGES):
+def _cache(cache: str, rows: int, pages: int = PAGES, config: ModelConfig = CONFIG) -> KVCache:
     table = 1 + jnp.arange(rows * COLUMNS, dtype=jnp.int32).reshape(rows, COLUMNS)
-    return empty_cache(parse_spec(cache), CacheShape.of(CONFIG), pages, table)
+    return empty_cache(parse_spec(cache), CacheShape.of(config), pages, table)
 
 
 # What may stand on an array of the cache: these pass it on or update it in place.
@@ -50,16 +53,23 @@ def _temporary_bytes(compiled) -> int:
     return analysis.temp_size_in_bytes
 
 
-def _lowered(step: str, cache: str):
-    stored = _cache(cache, 2)
-    llm = tiny_llm(cache)
+def _lowered(step: str, llm: LLM, stored: KVCache):
+    run = llm.config, llm.params, llm.basis, stored
     if step == "decode":
-        return decode_burst.lower(
-            llm.config, llm.params, llm.basis, stored, _state(2), jnp.int32(4)
-        )
+        return decode_burst.lower(*run, _state(2), jnp.int32(4), llm.implementation)
     tokens, count = jnp.zeros((2, 32), jnp.int32), jnp.array([32, 7])
     last = jnp.zeros((2, CONFIG.width))
-    return prefill_chunk.lower(llm.config, llm.params, llm.basis, stored, tokens, count, last)
+    return prefill_chunk.lower(*run, tokens, count, last, llm.implementation)
+
+
+def _check_copies(step: str, llm: LLM, stored: KVCache, in_place: str):
+    compiled = _lowered(step, llm, stored).compile()
+    for array in jax.tree.leaves(stored.groups):
+        operations = _operations(compiled, array)
+        assert operations
+        assert [op for op in operations if not re.fullmatch(in_place, op)] == []
+    # Nor does it hold anything of that size besides its arguments.
+    assert _temporary_bytes(compiled) < stored.groups[0].key.codes.nbytes / 2
 
 
 CACHES = ["f32", "bf16", "int3", "tq-k3v3", "quarot-int2,sink=4,recent=16"]
@@ -68,14 +78,21 @@ CACHES = ["f32", "bf16", "int3", "tq-k3v3", "quarot-int2,sink=4,recent=16"]
 @pytest.mark.parametrize("cache", [f"{name},page=8" for name in CACHES])
 @pytest.mark.parametrize("step", ["prefill", "decode"])
 def test_compiled_step_makes_no_copy_of_the_cache(step, cache):
-    compiled = _lowered(step, cache).compile()
-    groups = _cache(cache, 2).groups
-    for array in jax.tree.leaves(groups):
-        operations = _operations(compiled, array)
-        assert operations
-        assert [op for op in operations if not re.fullmatch(IN_PLACE, op)] == []
-    # Nor does it hold anything of that size besides its arguments.
-    assert _temporary_bytes(compiled) < groups[0].key.codes.nbytes / 2
+    _check_copies(step, tiny_llm(cache), _cache(cache, 2), IN_PLACE)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "cache", ["bf16", "int4", "saw-int4", "tq-k3v3", "quarot-int2,sink=16,recent=32"]
+)
+@pytest.mark.parametrize("step", ["prefill", "decode"])
+def test_compiled_step_makes_no_copy_of_the_cache_on_a_gpu(step, cache):
+    """Kernels are custom calls that write to their operands."""
+    wide = dataclasses.replace(CONFIG, head_dim=64, rope_divisors=(1.0,) * 32)
+    llm = tiny_llm(f"{cache},page=16", config=wide)
+    assert llm.implementation == "pallas"
+    stored = _cache(f"{cache},page=16", 2, 4_009, wide)
+    _check_copies(step, llm, stored, f"{IN_PLACE}|custom-call")
 
 
 def test_compiled_step_check_would_see_a_copy():
@@ -85,7 +102,7 @@ def test_compiled_step_check_would_see_a_copy():
 
 
 def test_layers_of_one_spec_are_traced_once():
-    text = _lowered("decode", "int4,page=8").as_text()
+    text = _lowered("decode", tiny_llm("int4,page=8"), _cache("int4,page=8", 2)).as_text()
     assert text.count("func.func private @attend(") == 1
     assert text.count("call @attend(") == CONFIG.layers == 2
 

@@ -42,3 +42,18 @@ def test_every_unit_is_done_once_and_every_partial_result_is_found(units, shares
         found = range(plan.partial[b], plan.partial[b] + plan.count[b])
         assert [written[r] for r in found] == [b] * len(found)
         assert sorted(r for r, owner in written.items() if owner == b and count) == list(found)
+
+
+def test_shares_of_millions_of_pages_do_not_overflow():
+    units = np.full(64, 40_000)
+    plan = jax.tree.map(np.asarray, share_work(jnp.asarray(units, jnp.int32), 1056))
+    edges = np.arange(1057) * units.sum() // 1056  # in 64 bits
+    found = np.asarray(share_start(jnp.arange(1057), jnp.int32(units.sum()), 1056))
+    assert np.abs(found - edges).max() <= 1 and found[-1] == units.sum()
+    sizes = np.diff(found)
+    assert sizes.max() - sizes.min() <= 1
+    first = found[:-1] // 40_000  # the sequence of each share's first unit
+    np.testing.assert_array_equal(plan.first, first)
+    np.testing.assert_array_equal(plan.last, (found[1:] - 1) // 40_000)
+    owner = np.searchsorted(found, np.arange(64) * 40_000, side="right") - 1
+    np.testing.assert_array_equal(plan.partial, owner + np.arange(64))
