@@ -42,7 +42,7 @@ def store_chunk(
     view: LayerCache,
     k: Tokens,
     v: Tokens,
-    old: tuple[Tokens, Tokens] | None,
+    old: tuple[Float[Array, "B R K H"], Float[Array, "B R K H"]] | None,
     chunk: Chunk,
     write: WritePages,
 ) -> Stack:

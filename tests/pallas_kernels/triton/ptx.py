@@ -3,6 +3,7 @@
 Interpreted kernels take other bodies than those that a GPU runs; this runs the latter without one.
 """
 
+import functools
 from collections.abc import Callable
 
 import numpy as np
@@ -60,7 +61,7 @@ def _prmt(a: Register, b: Register, selector: Register) -> Register:
         both >> np.uint64(8 * (int(selector) >> 4 * i & 7)) & np.uint64(255) for i in range(4)
     ]
     assert not int(selector) & 0x8888, "sign bytes are not emulated"
-    return sum(byte << np.uint64(8 * i) for i, byte in enumerate(picked))
+    return functools.reduce(np.bitwise_or, [b << np.uint64(8 * i) for i, b in enumerate(picked)])
 
 
 def _on_floats(function: Callable, floats: type) -> Callable:
