@@ -1,7 +1,7 @@
 """Block-GTQ's widths: more bits for the rotary blocks of keys that matter more."""
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, UInt8
 
 from jkvq.cache.stored import BLOCK_GROUPS
 
@@ -53,7 +53,7 @@ def allocate(score: Float[np.ndarray, " n"], bits: int) -> Int[np.ndarray, " n"]
     return min(found, key=lambda widths: cost(score, widths))
 
 
-def allocations(score: Float[np.ndarray, "L K n"]) -> Int[np.ndarray, "8 L K n"]:
+def allocations(score: Float[np.ndarray, "L K n"]) -> UInt8[np.ndarray, "8 L K n"]:
     """The widths of every head for averages of 1 to 8 bits."""
     L, K, n = score.shape
     widths = np.zeros((WIDEST, L, K, n), np.uint8)

@@ -4,6 +4,9 @@ import os
 import tempfile
 from pathlib import Path
 
+os.environ.setdefault(
+    "OPENBLAS_NUM_THREADS", "1"
+)  # threads that wait for each other take the cores
 if not Path("/dev/nvidiactl").exists():
     # Most of the time goes into compilation for CPUs, and this is a third of it: LLVM does without
     # optimization, and the older and quicker way from fusions to LLVM is taken. Programs stay as
@@ -18,3 +21,7 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
     os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
     os.environ["JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES"] = "none"
+
+from tests.shapes import check_shapes  # JAX reads what is set above
+
+check_shapes()

@@ -38,7 +38,7 @@ def store_chunk(
     view: LayerView,
     k: Tokens,
     v: Tokens,
-    old: tuple[Tokens, Tokens] | None,
+    old: tuple[Float[Array, "B R K H"], Float[Array, "B R K H"]] | None,
     chunk: Chunk,
     plan: GroupPlan,
     write: WritePages,

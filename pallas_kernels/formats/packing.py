@@ -11,7 +11,7 @@ Codes of unequal widths go into a stream of bits instead, one code after the oth
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Int, UInt8, UInt16
+from jaxtyping import Array, Int, Integer, UInt8, UInt16
 
 WORD = 16
 
@@ -29,7 +29,7 @@ def packed_words(channels: int, bits: int) -> int:
     return channels * bits // WORD
 
 
-def pack(codes: UInt8[Array, "*rows H"], bits: int) -> UInt16[Array, "*rows words"]:
+def pack(codes: Integer[Array, "*rows H"], bits: int) -> UInt16[Array, "*rows words"]:
     """Codes below 2^bits, packed."""
     return jnp.concatenate(pack_parts(codes.astype(jnp.int32), bits), axis=-1)
 

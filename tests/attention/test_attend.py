@@ -177,11 +177,12 @@ def test_chunks_see_themselves_exactly_and_earlier_ones_as_stored(cache):
 
 
 def _assert_close(out, expected, setting: Setting):
-    """Close; after a rotation, but for a few codes that float32 rounds the other way at a tie."""
+    """Close; after a rotation, float32 may round a code the other way at a tie."""
     far = np.abs(out - expected) > 1e-5 + 1e-4 * np.abs(expected)
-    turned = setting.basis.key.matrices is not None
-    assert far.mean() <= (0.02 if turned else 0)
-    np.testing.assert_allclose(out, expected, atol=0.1)
+    if setting.basis.key.matrices is None:
+        assert not far.any()
+    assert far.mean() < 0.1  # a code that turns moves its token, and so all that read it, a little
+    assert np.linalg.norm(out - expected) <= 1e-3 * np.linalg.norm(expected)
 
 
 @pytest.mark.parametrize("cache", CACHES)

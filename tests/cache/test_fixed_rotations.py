@@ -34,4 +34,3 @@ def test_saw_is_the_largest_order_up_to_128(head_dim, order):
 def test_random_rotation_follows_its_seed():
     np.testing.assert_array_equal(random_rotation(8, 1), random_rotation(8, 1))
     assert np.abs(random_rotation(8, 1) - random_rotation(8, 2)).max() > 0.1
-    assert fixed_rotation("none", 64, 0) is None

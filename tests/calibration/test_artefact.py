@@ -84,13 +84,17 @@ def test_an_artefact_serves_several_caches(tiny, made):
     ):
         basis = jkvq.with_cache(model_of(tiny), cache, made).basis.key
         np.testing.assert_array_equal(basis.mean, mean)
-        # The directions are the artefact's, mixed.
-        both = (np.asarray(R, np.float64) for R in (basis.rotation, rotation))
+        # The directions are the artefact's, mixed, and scaled by a power of two.
+        assert basis.matrices is not None
+        both = (np.asarray(R, np.float64) for R in (basis.matrices.rotation, rotation))
         found, wanted = (R @ R.swapaxes(-1, -2) for R in both)
+        scale = np.trace(found, axis1=-2, axis2=-1) / np.trace(wanted, axis1=-2, axis2=-1)
+        np.testing.assert_allclose(np.log2(scale), np.round(np.log2(scale)), atol=1e-5)
+        wanted = wanted * scale[..., None, None]
         np.testing.assert_allclose(found, wanted, atol=1e-5 * np.abs(wanted).max())
     basis = jkvq.with_cache(model_of(tiny), "int4,center=true", made).basis.key
     np.testing.assert_array_equal(basis.mean, key.all_tokens.mean)
-    assert basis.rotation is None
+    assert basis.matrices is None
 
 
 def test_the_artefact_of_other_weights_is_refused(made):
@@ -123,7 +127,7 @@ def test_a_kept_artefact_is_found_and_replaced(tiny, made):
     jkvq.calibrate(model_of(tiny), text=TEXT, tokens=100)
     folder = default_folder("tiny", "jkvq")
     assert load_artefact(folder).manifest.tokens == 100
-    assert jkvq.with_cache(model_of(tiny), "jkvq-int2").basis.key.rotation is not None
+    assert jkvq.with_cache(model_of(tiny), "jkvq-int2").basis.key.matrices is not None
     jkvq.calibrate(model_of(tiny), text=TEXT, tokens=200)
     assert load_artefact(folder).manifest.tokens == 200
     assert files(folder) == files(made)

@@ -1,7 +1,9 @@
 """KIVI and Kitty against caches that are fed one token at a time, in numpy."""
 
 import dataclasses
+import functools
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -55,11 +57,16 @@ def _random(tokens, head_dim=64):
     return q, k, reference.bf16(v).astype(np.float32)
 
 
+def _coded(baseline, k, v):
+    """Keys and values as they come back."""
+    return map(np.asarray, jax.jit(baseline.coded)(k, v))
+
+
 @pytest.mark.parametrize("name", BASELINES)
 def test_keys_and_values_come_back_as_defined(name):
     kivi, sink = name.startswith("kivi"), BASELINES[name].sink
     _, k, v = _random(sink + 256)
-    coded_k, coded_v = map(np.asarray, BASELINES[name].coded(jnp.asarray(k), jnp.asarray(v)))
+    coded_k, coded_v = _coded(BASELINES[name], k, v)
     assert (coded_k[:sink] == k[:sink]).all()
     for head in range(2):
         for start in (sink, sink + 128):
@@ -103,15 +110,13 @@ def _kitty_reads(tokens):
 def test_queries_read_coded_what_had_been_quantized_before_them(name):
     q, k, v = _random(420)
     key_coded, value_coded = (_kivi_reads if name.startswith("kivi") else _kitty_reads)(420)
-    found = BASELINES[name].reads_coded(jnp.arange(420), 420)
+    found = jax.jit(BASELINES[name].reads_coded, static_argnums=1)(np.arange(420), 420)
     assert (np.asarray(found[0]) == key_coded).all()
     assert (np.asarray(found[1]) == value_coded).all()
 
-    coded_k, coded_v = map(np.asarray, BASELINES[name].coded(jnp.asarray(k), jnp.asarray(v)))
-    out = attend_reconstructed(
-        *(BASELINES[name], jnp.asarray(q), jnp.asarray(k), jnp.asarray(v), jnp.arange(420)),
-        scale=0.125,
-    )
+    coded_k, coded_v = _coded(BASELINES[name], k, v)
+    attend = jax.jit(functools.partial(attend_reconstructed, BASELINES[name], scale=0.125))
+    out = attend(q, k, v, np.arange(420))
     expected = _attend(q, k, v, coded_k, coded_v, key_coded, value_coded, range(0, 420, 7))
     np.testing.assert_allclose(np.asarray(out)[::7], expected, atol=1e-5)
 
@@ -132,7 +137,7 @@ def test_a_model_runs_over_a_baseline_chunk_by_chunk(tiny):
 
     def attend(layer, q, k, v, state):
         del layer
-        coded_k, coded_v = map(np.asarray, BASELINES["kitty-int2"].coded(k[0], v[0]))
+        coded_k, coded_v = _coded(BASELINES["kitty-int2"], k[0], v[0])
         k, v = reference.bf16(k[0]), reference.bf16(v[0])
         reads, _ = _kitty_reads(400)
         out = _attend(np.asarray(q[0]), k, v, coded_k, coded_v, reads, reads, range(400))

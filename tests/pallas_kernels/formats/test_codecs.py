@@ -90,6 +90,7 @@ def test_encode_equals_the_definition(name):
     decoded = np.asarray(jax.jit(codec.decode)(packed, jnp.ones(x.shape[:2], bool)))
     floats = jnp.bfloat16 if side.spec.codec == "affine" else jnp.float16
     params = np.asarray(from_words(packed.params, floats), np.float64)
+    stored = np.asarray(packed.codes)
     residual, base = x.astype(np.float64), np.zeros(x.shape)
     if side.centroids is not None:
         centroids = np.asarray(side.centroids, np.float64)[LAYER]
@@ -112,7 +113,7 @@ def test_encode_equals_the_definition(name):
         sure = ties > 1e-3
         if sure.all():
             words = _pack(side, codes, k)
-            np.testing.assert_array_equal(packed.codes[b, t, k], words)
+            np.testing.assert_array_equal(stored[b, t, k], words)
         value = _decode(side, codes, wanted, k) + base[b, t, k]
         np.testing.assert_allclose(decoded[b, t, k][sure], value[sure], atol=2e-5)
     assert compared > 0.8 * np.prod(x.shape[:3])

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 from jkvq.cache.basis import make_basis
-from jkvq.cache.layout import empty_cache
+from jkvq.cache.layout import abstract_groups
 from jkvq.cache.shape import CacheShape
 from jkvq.cache.specs.spec_text import parse_spec
+from jkvq.pallas_kernels.formats.codecs import Codec
 from jkvq.pallas_kernels.formats.packed import Packed
 from jkvq.pallas_kernels.reference.paged_attention import paged_attention
 from jkvq.pallas_kernels.reference.scatter import scatter
@@ -14,6 +15,18 @@ from tests.made_up import random_calibration
 from tests.reference import attention
 
 PAGE, LAYERS, LAYER = 8, 3, 1
+
+
+def _store(codec: Codec, pages: Packed, x, page, slot):
+    """(pages with the tokens x, what they are decoded to), in one program."""
+
+    @jax.jit
+    def run(pages, x, page, slot):
+        tokens = codec.encode(x)
+        decoded = codec.decode(tokens, jnp.ones(page.shape, bool))
+        return scatter(pages, tokens, LAYER, page, slot), decoded
+
+    return run(pages, x, page, slot)
 
 
 class Stored:
@@ -39,18 +52,17 @@ class Stored:
         table = order.reshape(len(lengths), columns).astype(np.int32)
         position = np.broadcast_to(np.arange(S), (len(lengths), S))
         page = np.take_along_axis(table, position // page_size, axis=1)
-        page = jnp.asarray(np.where(position < np.asarray(lengths)[:, None], page, 0))
-        group = empty_cache(spec, shape, pages, jnp.asarray(table)).groups[0]
+        page = np.where(position < np.asarray(lengths)[:, None], page, 0)
+        group = abstract_groups(spec, shape, pages, 1)[0]
         self.table, self.sides, self.decoded = jnp.asarray(table), [], []
-        for seed, codec, side in zip((1, 2), self.codecs, (group.key, group.value), strict=True):
-            x = jax.random.normal(jax.random.key(seed), (len(lengths), S, K, H))
-            tokens = codec.encode(x)
+        rng = np.random.default_rng(1)
+        for codec, side in zip(self.codecs, (group.key, group.value), strict=True):
             # 0xFFFF is a NaN in bfloat16, 0xFFFFFFFF in float32.
-            garbage = jax.tree.map(lambda a: jnp.full_like(a, np.iinfo(a.dtype).max), side)
-            self.sides.append(
-                scatter(garbage, tokens, LAYER, page, jnp.asarray(position % page_size))
-            )
-            self.decoded.append(np.asarray(codec.decode(tokens, jnp.ones(position.shape, bool))))
+            garbage = jax.tree.map(lambda a: np.full(a.shape, np.iinfo(a.dtype).max, a.dtype), side)
+            x = rng.normal(size=(len(lengths), S, K, H)).astype(np.float32)
+            stored, decoded = _store(codec, garbage, x, page, position % page_size)
+            self.sides.append(stored)
+            self.decoded.append(np.asarray(decoded))
 
     def attend(self, q, length, scale):
         # jitted, as everything is that runs; the layer is static

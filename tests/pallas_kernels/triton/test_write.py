@@ -27,7 +27,8 @@ class Tokens:
     """New tokens, some at the same page, and pages full of other data."""
 
     def __init__(self, cache: str, head_dim: int, shape=(3, 11)):
-        self.spec = parse_spec(f"{cache},page={PAGE}")
+        # As without windows: tokens are coded where they land.
+        self.spec = parse_spec(f"{cache},page={PAGE},sink=0,recent=0")
         layers = CacheShape(2, 2, head_dim)
         frequency = np.geomspace(1, 1e-4, head_dim // 2)
         self.basis = make_basis(self.spec, layers, random_calibration(layers), frequency)
