@@ -96,7 +96,7 @@ def test_compiled_step_makes_no_copy_of_the_cache_on_a_gpu(step, cache):
     wide = dataclasses.replace(CONFIG, head_dim=64, rope_divisors=(1.0,) * 32)
     llm = tiny_llm(f"{cache},page=16", config=wide)
     assert llm.implementation == "pallas"
-    stored = _cache(f"{cache},page=16", 2, 4_009, wide)
+    stored = _cache(f"{cache},page=16", 2, PAGES, wide)
     _check_copies(step, llm, stored, f"{IN_PLACE}|custom-call")
 
 
