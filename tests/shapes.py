@@ -8,10 +8,12 @@ from typing import get_args
 from beartype import beartype
 from jaxtyping import AbstractArray, install_import_hook
 
+ROOMS = ["pallas_kernels", "models", "cache", "attention", "calibration", "engine", "evaluation"]
+
 
 def check_shapes() -> None:
-    """Has what is imported of jkvq from now on check the shapes in its signatures."""
-    install_import_hook("jkvq", f"{__name__}.{_checked.__name__}")
+    """Has the rooms with arrays in their signatures check them, if they are imported after this."""
+    install_import_hook([f"jkvq.{room}" for room in ROOMS], f"{__name__}.{_checked.__name__}")
 
 
 def _checked(function: Callable) -> Callable:

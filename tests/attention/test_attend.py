@@ -136,7 +136,9 @@ class Setting:
 
 
 def _round_trip(codec, x):
-    return codec.decode(codec.encode(jnp.asarray(x, jnp.float32)), jnp.ones(x.shape[:2], bool))
+    """x encoded and decoded, in one program."""
+    run = jax.jit(lambda x: codec.decode(codec.encode(x), jnp.ones(x.shape[:2], bool)))
+    return run(x.astype(np.float32))
 
 
 def _starts(chunks: list[int]) -> np.ndarray:
