@@ -71,9 +71,9 @@ def test_stream_tiles_hold_units_times_levels():
         own = level_coefficients(int(bits), 64)
         row[: len(own)] = own
     low, high = words[word], words[np.minimum(word + 1, len(words) - 1)]
-    columns = [x[:, None].astype(np.int32) for x in (bit, width)]
+    first, bits = (x[:, None].astype(np.int32) for x in (bit, width))
     levels = list(coefficients.T[..., None])
-    found = stream_tile(low, high, *columns, levels, unit, interpret=False)
+    found = stream_tile(low, high, first, bits, levels, unit, interpret=False)
     table = {bits: group_levels(bits, 64) for bits in range(1, 9)}
     wanted = np.array([table[bits][row] for bits, row in zip(width, codes.T, strict=True)])
     np.testing.assert_allclose(found, unit.astype(np.float64) * wanted, rtol=2**-8)
