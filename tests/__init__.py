@@ -2,15 +2,15 @@
 
 import os
 import tempfile
+from importlib.metadata import version
 from pathlib import Path
 
-os.environ.setdefault(
-    "OPENBLAS_NUM_THREADS", "1"
-)  # threads that wait for each other take the cores
-if not Path("/dev/nvidiactl").exists():
+# Threads that wait for each other take the cores.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+if not Path("/dev/nvidiactl").exists() and version("jaxlib").startswith("0.10."):
     # Most of the time goes into compilation for CPUs, and this is a third of it: LLVM does without
     # optimization, and the older and quicker way from fusions to LLVM is taken. Programs stay as
-    # they are down to there. A version of XLA without such an option says so: set XLA_FLAGS.
+    # they are down to there. XLA ends a process for an option that a later version has not.
     os.environ.setdefault(
         "XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
     )

@@ -34,7 +34,7 @@ from jkvq.pallas_kernels.formats.codecs import (
     FloatCodec,
     LloydCodec,
 )
-from jkvq.pallas_kernels.formats.digits import PARTS, columns, relative_step
+from jkvq.pallas_kernels.formats.digits import PARTS, column_channels, relative_step
 from jkvq.pallas_kernels.formats.lloyd import Allocation, make_allocation
 from jkvq.pallas_kernels.formats.packed import LayerIndex
 from jkvq.pallas_kernels.formats.words import GREATEST
@@ -287,26 +287,27 @@ def _even(rotation: Float[np.ndarray, "l k H H"], dual: np.ndarray | None) -> Ma
     orthogonal.
     """
     if dual is None:
-        array = jnp.asarray(rotation, jnp.float32)
+        array = jnp.asarray(rotation.astype(np.float32))
         return Matrices(array, array)
     sizes = (np.abs(x).max((-2, -1), keepdims=True) for x in (dual, rotation))
     c = 2.0 ** np.round(0.5 * np.log2(np.divide(*sizes)))
-    return Matrices(jnp.asarray(rotation * c, jnp.float32), jnp.asarray(dual / c, jnp.float32))
+    both = ((x * by).astype(np.float32) for x, by in ((rotation, c), (dual, 1 / c)))
+    return Matrices(*map(jnp.asarray, both))
 
 
 def _for_kernels(name: str, matrices: Matrices, cache: CacheSpec, spec: SideSpec) -> Matrices:
     """The matrices as the kernels take them, once for all steps."""
-    greatest = max(float(jnp.abs(x).max()) for x in matrices)
+    greatest = max(float(np.abs(x).max()) for x in matrices)
     if not greatest <= GREATEST:
         raise UserError(
             f"the calibration's {name} rotation stretches directions by up to {greatest:.2g}, and "
             f"float16 holds {GREATEST:.0f}: calibrate on more text with "
             f"`{calibrate_command(cache)} --tokens 16384`"
         )
-    rotation, dual = (x.astype(jnp.float16) for x in matrices)
+    rotation, dual = (np.asarray(x).astype(np.float16) for x in matrices)
     if spec.digits and not cache.windowed:  # windows hold channels as they are
-        rotation = rotation[..., columns(spec.digits, spec.bits, rotation.shape[-1]).channel]
-    return Matrices(rotation, dual)
+        rotation = rotation[..., column_channels(spec.digits, rotation.shape[-1])]
+    return Matrices(jnp.asarray(rotation), jnp.asarray(dual))
 
 
 def _mixed(

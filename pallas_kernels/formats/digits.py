@@ -15,6 +15,7 @@ columns need not know of it: a query is spread over the columns, times c 2^(bits
 from typing import NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int
 
@@ -49,6 +50,12 @@ def place_of(column: int, digits: tuple[int, ...], channels: int) -> tuple[int, 
     size = channels // PARTS
     place = places(digits)[column // size]
     return place.part * size + column % size, place
+
+
+def column_channels(digits: tuple[int, ...], channels: int) -> Int[np.ndarray, " H"]:
+    """The channel of every column."""
+    size = channels // PARTS
+    return np.concatenate([place.part * size + np.arange(size) for place in places(digits)])
 
 
 def worth(bits: int, count: int) -> int:

@@ -255,11 +255,6 @@ def test_generate_in_bfloat16(tiny, cache, far):
     assert abs(result.logprobs[0] - exact.logprobs[0]) < far
 
 
-def test_smollm2_knows_the_capital_of_france(smollm2):
-    result = jkvq.generate(smollm2, "The capital of France is", chat=False, max_new_tokens=8)
-    assert "Paris" in result.text
-
-
 def test_smollm2_answers_in_chat(smollm2):
     question = "What is the capital of France? Answer in one word."
     by_text = jkvq.generate(smollm2, question, max_new_tokens=12)

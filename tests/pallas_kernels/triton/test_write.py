@@ -33,9 +33,10 @@ class Tokens:
         frequency = np.geomspace(1, 1e-4, head_dim // 2)
         self.basis = make_basis(self.spec, layers, random_calibration(layers), frequency)
         rng = np.random.default_rng(0)
-        self.middle = jnp.asarray(rng.integers(0, 1000, shape))
+        self.middle = rng.integers(0, 1000, shape)
         self.k, self.v = (
-            jnp.asarray(rng.normal(size=(*shape, 2, head_dim)), jnp.bfloat16) for _ in range(2)
+            jnp.asarray(rng.normal(size=(*shape, 2, head_dim)).astype(jnp.bfloat16))
+            for _ in range(2)
         )
         place = rng.choice(np.arange(PAGE, PAGE * PAGES), np.prod(shape), replace=False)
         self.page, self.slot = (
@@ -43,47 +44,69 @@ class Tokens:
         )
         group = abstract_groups(self.spec, layers, PAGES, 1)[0]
         self.pages = [
-            jax.tree.map(lambda leaf: jnp.full(leaf.shape, 7, leaf.dtype), side)
+            jax.tree.map(lambda leaf: np.full(leaf.shape, 7, leaf.dtype), side)
             for side in (group.key, group.value)
         ]
 
     def sides(self) -> tuple[WriteSide, WriteSide]:
         def side(pages, x, basis) -> WriteSide:
             codec = basis.codec(LAYER)
-            angles = basis.angles(self.middle)
+            angles = basis.angles(jnp.asarray(self.middle))
             wide = None if angles is None else angles.wide
             return WriteSide(pages, x, codec, basis.transform(LAYER, wide))
 
         key, value = self.pages
         return side(key, self.k, self.basis.key), side(value, self.v, self.basis.value)
 
-    def expected(self):
+    def entered(self) -> list:
+        """Tokens in the basis of the cache."""
         bases = self.basis.key, self.basis.value
         return [
-            scatter(
-                pages,
-                basis.codec(LAYER).encode(basis.enter(x, LAYER, basis.angles(self.middle))),
-                *(LAYER, self.page, self.slot),
-            )
-            for pages, x, basis in zip(self.pages, (self.k, self.v), bases, strict=True)
+            basis.enter(x, LAYER, basis.angles(jnp.asarray(self.middle)))
+            for x, basis in zip((self.k, self.v), bases, strict=True)
         ]
+
+    def expected(self) -> list:
+        """The pages as the codecs' own encoding leaves them."""
+
+        @jax.jit
+        def run(pages):
+            codecs = (basis.codec(LAYER) for basis in (self.basis.key, self.basis.value))
+            return [
+                scatter(side, codec.encode(x), LAYER, self.page, self.slot)
+                for side, codec, x in zip(pages, codecs, self.entered(), strict=True)
+            ]
+
+        return run(self.pages)
+
+    def decoded(self, *pages) -> list[list[np.ndarray]]:
+        """What the codecs read of the tokens, in each of these pages of both sides."""
+
+        @jax.jit
+        def run(pages):
+            codecs = [basis.codec(LAYER) for basis in (self.basis.key, self.basis.value)]
+            real = jnp.ones(self.page.shape, bool)
+            return [
+                [
+                    codec.decode(_row(side, self.page, self.slot), real)
+                    for codec, side in zip(codecs, both, strict=True)
+                ]
+                for both in pages
+            ]
+
+        return jax.tree.map(np.asarray, run(pages))
 
     def assert_stored(self, found, expected):
         """No token 5% farther off than the codec has it, 2% of values elsewhere, no other slot."""
-        bases = self.basis.key, self.basis.value
-        real = jnp.ones(self.page.shape, bool)
-        for basis, tokens, a, b in zip(bases, (self.k, self.v), found, expected, strict=True):
+        found, expected = jax.tree.map(np.asarray, (list(found), expected))
+        entered = [np.asarray(x) for x in jax.jit(self.entered)()]
+        for x, a, b, *decoded in zip(
+            entered, found, expected, *self.decoded(found, expected), strict=True
+        ):
             for new, wanted in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
-                changed = np.asarray(new != 7).sum() - np.asarray(wanted != 7).sum()
+                changed = (new != 7).sum() - (wanted != 7).sum()
                 assert abs(changed) <= 4  # no other slot is touched; a word may happen to be 7
                 np.testing.assert_array_equal(new[0], wanted[0])  # the layer below
-            x, codec = (
-                np.asarray(basis.enter(tokens, LAYER, basis.angles(self.middle))),
-                basis.codec(LAYER),
-            )
-            decoded = [
-                np.asarray(codec.decode(_row(p, self.page, self.slot), real)) for p in (a, b)
-            ]
             # lo may round to the next bfloat16 number: 2^-7 of the largest value at most.
             close = 2**-6 * np.abs(decoded[1]).max(-1, keepdims=True)
             # A code that turns at a tie may move a fitted step, and with it its whole token.
@@ -114,9 +137,8 @@ def check(cache: str, head_dim: int, interpret: bool, shape=(3, 11)):
     tokens.assert_stored(run(*tokens.pages, tokens.k, tokens.v), tokens.expected())
 
 
-CACHES = [("int4", 64), ("saw-int4", 128), ("oscar-int2", 64), ("jkvq-int2", 64), ("int3", 64)]
-CACHES += [("saw-int4,center=true", 64), ("int4,center=true", 128)]
-CACHES += [("bf16", 64), ("int8", 128), ("int2,group=32,step=fitted", 64)]
+CACHES = [("oscar-int2", 64), ("jkvq-int2", 64), ("int3", 128), ("int4,center=true", 64)]
+CACHES += [("bf16", 64), ("int2,group=32,step=fitted", 64)]
 
 
 @pytest.mark.parametrize(("cache", "head_dim"), CACHES)
@@ -151,11 +173,9 @@ def test_tokens_move_from_pages_of_floats(cache):
     place = rng.choice(np.arange(5 * PAGE), 33, replace=False).reshape(3, 11)
     at = jnp.asarray(place // PAGE), jnp.asarray(place % PAGE)
     sides = []
-    bases = tokens.basis.key, tokens.basis.value
-    for side, x, basis in zip(tokens.sides(), (tokens.k, tokens.v), bases, strict=True):
+    for side, x in zip(tokens.sides(), tokens.entered(), strict=True):
         floats = Packed(jnp.full((2, 5, 2, PAGE, 64), 0xFFFF, jnp.uint16))
-        held = FloatCodec(jnp.float16).encode(basis.enter(x, LAYER, basis.angles(tokens.middle)))
-        floats = scatter(floats, held, LAYER, *at)
+        floats = scatter(floats, FloatCodec(jnp.float16).encode(x), LAYER, *at)
         sides.append(WriteSide(side.pages, InPages(floats.codes, *at), side.codec))
     how = LAYER, tokens.page, tokens.slot
     found = write(sides[0], sides[1], *how, settings=WriteSettings(16, 2, 2), interpret=True)[:2]
