@@ -48,7 +48,7 @@ def attend_prefill(
 
 
 def _write_pages(view: LayerView, k, v, to: Targets, *, interpret: bool):
-    """Tokens in the basis of the cache, by the kernel if it takes their codecs."""
+    """Tokens in the basis of the cache, or in pages; by the kernel if it takes their codecs."""
     if not all(map(writable, view.codecs)):
         return write_plainly(view, k, v, to)
     storage, (key, value) = view.storage, view.codecs
@@ -132,18 +132,10 @@ def _store_by_windows(view: LayerView, q, k, v, plan: GroupPlan, *, interpret: b
 def _pack_leaving(view: LayerView, windows: Windows, codecs, plan: GroupPlan, *, interpret: bool):
     """The packed pages with the tokens that leave the windows."""
     assert plan.windows is not None
-    storage, to, source = view.storage, plan.windows.packed, plan.windows.source
+    to, source = plan.windows.packed, plan.windows.source
     if all(map(writable, codecs)):
-        return write(
-            WriteSide(storage.key, InPages(windows.key, source.page, source.slot), codecs[0]),
-            WriteSide(storage.value, InPages(windows.value, source.page, source.slot), codecs[1]),
-            view.index,
-            to.page,
-            to.slot,
-            real=to.real,
-            settings=write_settings(to.page.size),
-            interpret=interpret,
-        )[:2]
+        k, v = (InPages(x, source.page, source.slot) for x in (windows.key, windows.value))
+        return _write_pages(view, k, v, to, interpret=interpret)
     k, v = (
         WINDOW_CODEC.decode(
             Packed(
