@@ -4,8 +4,8 @@ A second pass over the text; the errors of every quantile are sums, so it keeps 
 """
 
 import dataclasses
-import functools
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,8 @@ from jkvq.cache.specs.spec_text import spec_text
 from jkvq.calibration.observe import causal, sequences
 from jkvq.calibration.solve import CalibrationOptions
 from jkvq.models.config import ModelConfig
-from jkvq.models.decoder import Params, run
+from jkvq.models.decoder import Params, embed, run_layer
+from jkvq.pallas_kernels.formats.packed import LayerIndex
 from jkvq.pallas_kernels.reference.dense_attention import products, softmax, weighted_sum
 from jkvq.support.errors import UserError
 from jkvq.support.progress import count_bar
@@ -58,7 +59,6 @@ def choose_clips(
     )
 
 
-@functools.partial(jax.jit, static_argnames=("config", "spec"))
 def clip_errors(
     config: ModelConfig,
     params: Params,
@@ -66,15 +66,36 @@ def clip_errors(
     spec: CacheSpec,
     tokens: Int[Array, "1 T"],
     count: Int[Array, ""],
-) -> Float[Array, "2 L grid"]:
+) -> Float[np.ndarray, "2 L grid"]:
     """Squared error of the attention output with keys, and with values, clipped at each ratio."""
-    position = jnp.arange(tokens.shape[1], dtype=jnp.int32)
-    real = position < count
-    visible, at = causal(real), basis.key.angles(spec.middle(position)[None])
-    packed = spec.reads_packed(position[:, None], position[None])[None, None]
+    position, found = np.arange(tokens.shape[1], dtype=np.int32)[None], []
+    x, rotary = embed(config, params["embedding"], tokens, position)
+    for layer in range(config.layers):
+        attend = _Measuring(basis, layer, count, spec, config.attention_scale)
+        x, errors = run_layer(config, params["layers"][layer], x, rotary, attend, None)
+        found.append(np.asarray(errors))
+    return np.stack(found, axis=1)
 
-    def measuring(layer, q, k, v, found):
-        rotated, scale = basis.key.rotate_queries(q, layer)[0], config.attention_scale
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class _Measuring:
+    """Attention of a layer, whose state is what each clip ratio makes it err by."""
+
+    basis: Basis
+    layer: LayerIndex
+    count: Int[Array, ""]
+    spec: CacheSpec = field(metadata={"static": True})
+    scale: float = field(metadata={"static": True})
+
+    def __call__(self, q, k, v, state):
+        del state
+        basis, layer, spec, scale = self.basis, self.layer, self.spec, self.scale
+        position = jnp.arange(q.shape[1], dtype=jnp.int32)
+        real = position < self.count
+        visible, at = causal(real), basis.key.angles(spec.middle(position)[None])
+        packed = spec.reads_packed(position[:, None], position[None])[None, None]
+        rotated = basis.key.rotate_queries(q, layer)[0]
         logits = scale * products(q[0], k[0])
         S, _ = softmax(logits, visible)
         out = weighted_sum(S, v[0])
@@ -93,13 +114,12 @@ def clip_errors(
 
         grid = jnp.asarray(GRID, jnp.float32)
         errors = jnp.stack([jax.lax.map(error, grid) for error in (key_error, value_error)])
-        return out[None].astype(q.dtype), (*found, errors)
-
-    _, found = run(config, params, tokens, position[None], measuring, ())
-    return jnp.stack(found, axis=1)
+        return out[None].astype(q.dtype), errors
 
 
-def _coded(side: SideBasis, layer: int, clip, x: Float[Array, "T K H"]) -> Float[Array, "T K H"]:
+def _coded(
+    side: SideBasis, layer: LayerIndex, clip, x: Float[Array, "T K H"]
+) -> Float[Array, "T K H"]:
     """What the cache gives back of tokens in its basis."""
     codec = dataclasses.replace(side.codec(layer), clip=clip)  # pyright: ignore
     return codec.decode(codec.encode(x[None]), jnp.ones((1, len(x)), bool))[0]

@@ -1,7 +1,7 @@
 """One pass over a text that keeps means and second moments, never the activations.
 
-The text is cut into windows, each a sequence of its own; a window is one jitted step, and its sums
-are added up in float64 on the host. Memory does not grow with the text, unless keys and values are
+The text is cut into windows, each a sequence of its own; its sums of each layer are added up in
+float64 on the host. Memory does not grow with the text, unless keys and values are
 captured.
 
 A window is short beside the context that a cache serves, and slow rotary pairs have hardly rotated
@@ -12,7 +12,8 @@ context, but for a window's first ones, which are a sequence's first wherever it
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import jax
@@ -23,7 +24,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jkvq.cache.specs.page_rule import Windows
 from jkvq.calibration.moments import Captured, Moments, Read
 from jkvq.models.config import ModelConfig
-from jkvq.models.decoder import Params, rotary_angles, run
+from jkvq.models.decoder import Params, embed, rotary_angles, run_layer
 from jkvq.pallas_kernels.reference.dense_attention import products, softmax, weighted_sum
 from jkvq.pallas_kernels.rotary import rotate
 from jkvq.support.progress import count_bar
@@ -60,8 +61,10 @@ def observe(
     with count_bar("Reading the text", len(tokens)) as bar:
         for index, (chunk, count) in enumerate(sequences(tokens, window, leading)):
             stand = jnp.asarray(place_tokens(index, chunk.shape[1], context, windows.sink))
+            new = int(count) - (leading if index else 0)
+            done = functools.partial(bar.advance, new / config.layers)
             sums, activations = _observe_sequence(
-                config, params, windows, chunk, count, stand, capture=capture
+                config, params, windows, chunk, count, stand, capture=capture, done=done
             )
             sums = jax.tree.map(lambda x: np.asarray(x, np.float64), sums)
             # They were taken about the window's means, as float32 would lose the rest beside them.
@@ -71,7 +74,6 @@ def observe(
             total = sums if total is None else jax.tree.map(np.add, total, sums)
             kept.append([np.asarray(x)[:, : int(count)] for x in activations])
             count_all += int(count)
-            bar.advance(int(count) - (leading if index else 0))
     moments = jax.tree.map(lambda x: x / count_all, total)
     if not capture:
         return moments, None
@@ -120,6 +122,7 @@ class _Places(NamedTuple):
     number: Int[Array, " P"]  # of all pages
 
 
+@functools.partial(jax.jit, static_argnames=("config", "windows"))
 def _places(config: ModelConfig, windows: Windows, count, stand: Int[Array, " T"]) -> _Places:
     T = len(stand)
     position = jnp.arange(T, dtype=jnp.int32)
@@ -136,7 +139,22 @@ def _places(config: ModelConfig, windows: Windows, count, stand: Int[Array, " T"
     )
 
 
-@functools.partial(jax.jit, static_argnames=("config", "windows", "capture"))
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class _Observing:
+    """Attention over the window itself, whose state is the layer's sums; and k, v if captured."""
+
+    places: _Places
+    scale: float = field(metadata={"static": True})
+    capture: bool = field(metadata={"static": True})
+
+    def __call__(self, q, k, v, state):
+        del state
+        out, sums = _sums(self.places, q, k, v, scale=self.scale)
+        kept = (k[0].astype(jnp.float32), v[0].astype(jnp.float32)) if self.capture else ()
+        return out.astype(q.dtype), (sums, kept)
+
+
 def _observe_sequence(
     config: ModelConfig,
     params: Params,
@@ -146,18 +164,20 @@ def _observe_sequence(
     stand: Int[Array, " T"],
     *,
     capture: bool,
-) -> tuple[Moments, tuple[Array, ...]]:
-    """Sums over a window's tokens, means over query heads, stacked over layers; and k, v."""
-    places = _places(config, windows, count, stand)
+    done: Callable[[], None],
+) -> tuple[Moments, tuple[np.ndarray, ...]]:
+    """Sums over a window's tokens, means over query heads, stacked over layers; and k, v.
 
-    def observing(layer, q, k, v, found):
-        out, sums = _sums(places, q, k, v, scale=config.attention_scale)
-        kept = (k[0].astype(jnp.float32), v[0].astype(jnp.float32)) if capture else ()
-        return out.astype(q.dtype), (*found, (sums, kept))
-
-    position = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
-    _, found = run(config, params, tokens, position, observing, ())
-    return jax.tree.map(lambda *layers: jnp.stack(layers), *found)
+    ``done`` is called after each layer.
+    """
+    attend = _Observing(_places(config, windows, count, stand), config.attention_scale, capture)
+    position, found = np.arange(tokens.shape[1], dtype=np.int32)[None], []
+    x, rotary = embed(config, params["embedding"], tokens, position)
+    for layer in range(config.layers):
+        x, of_layer = run_layer(config, params["layers"][layer], x, rotary, attend, None)
+        found.append(jax.tree.map(np.asarray, of_layer))
+        done()
+    return jax.tree.map(lambda *layers: np.stack(layers), *found)
 
 
 class _Attention(NamedTuple):
@@ -192,8 +212,6 @@ def _attention(places: _Places, q: Float[Array, "T N H"], k, v, scale: float) ->
     return _Attention(out[..., :H], back[..., :H], given.sum(-1), by_step.sum(-1), taken.sum(-1))
 
 
-# Jitted, so that it is traced once, and not for every layer.
-@functools.partial(jax.jit, static_argnames="scale")
 def _sums(places: _Places, q, k, v, *, scale: float) -> tuple[Array, Moments]:
     shape, K, weight = q.shape, k.shape[2], places.real.astype(jnp.float32)
     before_rope = rotate(k.astype(jnp.float32), *places.unrotate)[0]

@@ -1,10 +1,13 @@
 """One decoder for every family: a Flax module tree run as a pure function of its parameters.
 
 Parameters are a plain nested dict with one entry per layer, weights as checkpoints hold them,
-[out, in]. The layers are unrolled: a scan over stacked weights would copy each layer's out first.
+[out, in]. A layer is what is compiled: one program serves all layers of a kind, in seconds where a
+program of all layers takes minutes. Code that is compiled as a whole unrolls them; a scan over
+stacked weights would copy each layer's out first.
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import jax
@@ -16,14 +19,18 @@ from jkvq.models.config import ModelConfig
 from jkvq.pallas_kernels.rotary import angles, rotate
 
 Params = dict[str, Any]
+Rotary = tuple[Float[Array, "B T H/2"], Float[Array, "B T H/2"]]  # cos, sin
 
 
 class Attend(Protocol):
-    """What a layer does with its queries, keys and values, which carry their rotary positions."""
+    """What a layer does with its queries, keys and values, which carry their rotary positions.
+
+    A pytree, so that a compiled layer takes it as an argument: layers whose ``Attend`` differ in
+    arrays alone share a program.
+    """
 
     def __call__(
         self,
-        layer: int,
         q: Float[Array, "B T N H"],
         k: Float[Array, "B T K H"],
         v: Float[Array, "B T K H"],
@@ -66,8 +73,8 @@ class RMSNorm(nnx.Module):
 class Attention(nnx.Module):
     """Grouped-query attention with rotary positions, over whatever ``attend`` keeps."""
 
-    def __init__(self, config: ModelConfig, layer: int):
-        self.config, self.layer = config, layer
+    def __init__(self, config: ModelConfig):
+        self.config = config
         queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
         self.q = Linear(config.width, queries, bias=config.qk_bias)
         self.k = Linear(config.width, keys, bias=config.qk_bias)
@@ -84,7 +91,7 @@ class Attention(nnx.Module):
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         q, k = rotate(q, *rotary), rotate(k, *rotary)
-        out, state = attend(self.layer, q, k, v, state)
+        out, state = attend(q, k, v, state)
         return self.o(out.reshape(B, T, -1)), state
 
 
@@ -103,9 +110,9 @@ class MLP(nnx.Module):
 class Layer(nnx.Module):
     """A pre-norm transformer layer."""
 
-    def __init__(self, config: ModelConfig, index: int):
+    def __init__(self, config: ModelConfig):
         self.attention_norm = RMSNorm(config.width, config.norm_eps)
-        self.attention = Attention(config, index)
+        self.attention = Attention(config)
         self.mlp_norm = RMSNorm(config.width, config.norm_eps)
         self.mlp = MLP(config)
 
@@ -119,32 +126,14 @@ class Decoder(nnx.Module):
     """Embedding, layers, final norm and output head."""
 
     def __init__(self, config: ModelConfig):
-        self.config = config
         self.embedding = _weight(config.vocab, config.width)
-        self.layers = nnx.List([Layer(config, i) for i in range(config.layers)])
+        self.layers = nnx.List([Layer(config) for _ in range(config.layers)])
         self.norm = RMSNorm(config.width, config.norm_eps)
         self.head = None if config.tied else Linear(config.width, config.vocab)
 
-    def __call__(self, tokens, position, attend: Attend, state):
-        rotary = rotary_angles(self.config, position)
-        x = self.embedding[...][tokens]
-        for layer in self.layers:
-            x, state = layer(x, rotary, attend, state)
-        return self.norm(x), state
 
-    def logits(self, hidden):
-        weight = self.embedding[...] if self.head is None else self.head.weight[...]
-        return jnp.einsum(
-            "...d,vd->...v",
-            hidden,
-            weight,
-            precision=_precision(hidden),
-            preferred_element_type=jnp.float32,
-        )
-
-
-def rotary_angles(config: ModelConfig, position: Int[Array, "B T"]):
-    """(cos, sin), each float32 [B, T, H/2], of the angle of every rotary pair."""
+def rotary_angles(config: ModelConfig, position: Int[Array, "B T"]) -> Rotary:
+    """The angle of every rotary pair, in float32."""
     return angles(jnp.asarray(config.rope_frequency), position)
 
 
@@ -153,14 +142,13 @@ def _precision(x: Array) -> str | None:
 
 
 @functools.lru_cache(maxsize=16)
-def _abstract(config: ModelConfig):
-    graph, state = nnx.split(nnx.eval_shape(lambda: Decoder(config)))
-    return graph, nnx.to_pure_dict(state)
+def _shapes(config: ModelConfig) -> Params:
+    return nnx.to_pure_dict(nnx.state(nnx.eval_shape(lambda: Decoder(config))))
 
 
 def abstract_params(config: ModelConfig, dtype) -> Params:
     """Shapes of every parameter: what a loader must fill."""
-    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, dtype), _abstract(config)[1])
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, dtype), _shapes(config))
 
 
 def weight_bytes(config: ModelConfig, dtype) -> int:
@@ -169,8 +157,39 @@ def weight_bytes(config: ModelConfig, dtype) -> int:
     return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
 
 
-def _bind(config: ModelConfig, params: Params) -> Decoder:
-    return nnx.merge(_abstract(config)[0], nnx.State(params))
+def _bind(module: Callable[[], Any], params: Params):
+    """A module over these parameters."""
+    return nnx.merge(nnx.graphdef(nnx.eval_shape(module)), nnx.State(params))
+
+
+@functools.partial(jax.jit, static_argnames="config")
+def embed(
+    config: ModelConfig,
+    embedding: Float[Array, "V D"],
+    tokens: Int[Array, "B T"],
+    position: Int[Array, "B T"],
+) -> tuple[Float[Array, "B T D"], Rotary]:
+    """Hidden states before the first layer, and the tokens' rotary angles."""
+    return embedding[tokens], rotary_angles(config, position)
+
+
+@functools.partial(jax.jit, static_argnames="config", donate_argnames="state")
+def run_layer(
+    config: ModelConfig,
+    weights: Params,
+    x: Float[Array, "B T D"],
+    rotary: Rotary,
+    attend: Attend,
+    state: Any,
+) -> tuple[Float[Array, "B T D"], Any]:
+    """Hidden states after one layer, and the state, which is donated."""
+    return _bind(lambda: Layer(config), weights)(x, rotary, attend, state)
+
+
+@functools.partial(jax.jit, static_argnames="config")
+def finish(config: ModelConfig, norm: Params, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+    """Hidden states as the output head takes them."""
+    return _bind(lambda: RMSNorm(config.width, config.norm_eps), norm)(x)
 
 
 def run(
@@ -178,15 +197,25 @@ def run(
     params: Params,
     tokens: Int[Array, "B T"],
     position: Int[Array, "B T"],
-    attend: Attend,
+    attend: Callable[[int], Attend],
     state: Any,
 ) -> tuple[Float[Array, "B T D"], Any]:
-    """Runs tokens through the layers with any attention, which may keep a state."""
-    return _bind(config, params)(tokens, position, attend, state)
+    """Runs tokens through the layers, each with its attention, which may keep a state."""
+    x, rotary = embed(config, params["embedding"], tokens, position)
+    for layer in range(config.layers):
+        x, state = run_layer(config, params["layers"][layer], x, rotary, attend(layer), state)
+    return finish(config, params["norm"], x), state
 
 
 def logits(
     config: ModelConfig, params: Params, hidden: Float[Array, "*rows D"]
 ) -> Float[Array, "*rows V"]:
     """Scores of the next token, in float32."""
-    return _bind(config, params).logits(hidden)
+    weight = params["embedding"] if config.tied else params["head"]["weight"]
+    return jnp.einsum(
+        "...d,vd->...v",
+        hidden,
+        weight,
+        precision=_precision(hidden),
+        preferred_element_type=jnp.float32,
+    )

@@ -69,7 +69,8 @@ def time_decode(llm: LLM, batch: int, tokens: int) -> tuple[float, float]:
     table = 1 + jnp.arange(batch * pages, dtype=jnp.int32).reshape(batch, pages)
     table = jnp.pad(table, ((0, 0), (0, roomy(pages) - pages)))
     cache = empty_cache(llm.spec, CacheShape.of(llm.config), 1 + batch * pages, table)
-    cache = dataclasses.replace(cache, length=jnp.full(batch, tokens, jnp.int32))
+    now = dataclasses.replace(cache.sequences, length=jnp.full(batch, tokens, jnp.int32))
+    cache = dataclasses.replace(cache, sequences=now)
     state = Decoding(
         token=jnp.arange(batch, dtype=jnp.int32),
         made=jnp.zeros(batch, jnp.int32),
@@ -84,7 +85,7 @@ def time_decode(llm: LLM, batch: int, tokens: int) -> tuple[float, float]:
     for repeat in range(REPEATS):
         start = time.perf_counter()
         cache, state, drawn = decode_burst(
-            *(llm.config, llm.params, llm.basis, cache, state, jnp.int32(BURST)),
+            *(llm.config, llm.params, llm.basis, cache, state, BURST),
             llm.implementation,
         )
         jax.block_until_ready(drawn)

@@ -5,44 +5,92 @@ below it are read from pages; the sink, and packed-to-be tokens from it on, are 
 the windows or from the chunk itself.
 """
 
-import functools
+import dataclasses
+from dataclasses import dataclass, field
 
 import jax
 from jaxtyping import Array, Float
 
 from jkvq.attention.layer_view import LayerView
 from jkvq.attention.reference import attend_plainly
-from jkvq.attention.step_plan import Chunk, GroupPlan, Phase
-from jkvq.cache.layout import KVCache
+from jkvq.attention.step_plan import Chunk, GroupPlan, Phase, StepPlan
+from jkvq.cache.basis import Basis, SideBasis
+from jkvq.cache.layout import LayerGroup, place_of
+from jkvq.cache.specs.spec import CacheSpec
+from jkvq.pallas_kernels.formats.packed import LayerIndex
 from jkvq.pallas_kernels.types import Implementation
 
 
-# Compiled by itself so that it is traced once, and not for every layer.
-@functools.partial(jax.jit, static_argnames=("scale", "phase", "implementation"))
-def attend(
-    view: LayerView,
-    q: Float[Array, "B T N H"],
-    k: Float[Array, "B T K H"],
-    v: Float[Array, "B T K H"],
-    chunk: Chunk,
-    plan: GroupPlan,
-    *,
-    scale: float,
-    phase: Phase,
-    implementation: Implementation = "reference",
-) -> tuple[Float[Array, "B T N H"], KVCache]:
-    """Stores k and v of a chunk in one layer, and lets its queries attend.
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class LayerAttention:
+    """Attention of one layer over the cache.
 
-    Values come, and the output goes, in the basis of the cache (cache/basis.py). The returned cache
-    holds the new tokens; its ``length`` is the caller's to advance, once all layers are through.
+    An argument of the compiled layer: layers that are stored alike share a program, as they differ
+    in their numbers alone.
     """
-    if implementation == "reference":
-        out, cache = attend_plainly(view, q, k, v, chunk, plan, scale=scale, phase=phase)
-    else:
+
+    key: SideBasis
+    value: SideBasis
+    layer: LayerIndex  # of the model
+    index: LayerIndex  # among the layers of its group
+    chunk: Chunk
+    plan: GroupPlan
+    group: int = field(metadata={"static": True})
+    spec: CacheSpec = field(metadata={"static": True})  # of the layer
+    scale: float = field(metadata={"static": True})
+    phase: Phase = field(metadata={"static": True})
+    implementation: Implementation = field(metadata={"static": True})
+
+    @classmethod
+    def of(cls, layer: int, spec: CacheSpec, layers: int, basis: Basis, plan: StepPlan, **how):
+        """That of a layer of the model in a step; ``how``: scale, phase and implementation."""
+        place = place_of(spec, layers, layer)
+        of_group = plan.chunk, plan.groups[place.group], place.group
+        return cls(*basis.layer(layer), layer, place.layer, *of_group, spec.of_layer(layer), **how)
+
+    def __call__(
+        self,
+        q: Float[Array, "B T N H"],
+        k: Float[Array, "B T K H"],
+        v: Float[Array, "B T K H"],
+        groups: tuple[LayerGroup, ...],
+    ) -> tuple[Float[Array, "B T N H"], tuple[LayerGroup, ...]]:
+        """Stores k and v of a chunk in the layer, and lets its queries attend.
+
+        Values come, and the output goes, in the basis of the cache (cache/basis.py).
+        """
+        view = LayerView(
+            groups[self.group], self.key, self.value, self.layer, self.index, self.spec
+        )
+        if self.implementation == "reference":
+            how = {"scale": self.scale, "phase": self.phase}
+            out, storage = attend_plainly(view, q, k, v, self.chunk, self.plan, **how)
+        else:
+            out, storage = self._by_kernels(view, q, k, v)
+        after = (*groups[: self.group], storage, *groups[self.group + 1 :])
+        return out.astype(q.dtype), after
+
+    def _by_kernels(self, view: LayerView, q, k, v):
         # Loads the kernels, which nobody needs who runs without them.
         from jkvq.attention.kernels import attend_prefill, attend_token  # noqa: PLC0415
 
-        attend_new = {"prefill": attend_prefill, "decode": attend_token}[phase]
-        interpret = implementation == "interpret"
-        out, cache = attend_new(view, q, k, v, chunk, plan, scale=scale, interpret=interpret)
-    return out.astype(q.dtype), cache
+        how = {"scale": self.scale, "interpret": self.implementation == "interpret"}
+        if self.phase == "prefill":
+            return attend_prefill(view, q, k, v, self.chunk, self.plan, **how)
+        if self.phase == "decode":
+            return attend_token(view, q, k, v, self.chunk, self.plan, **how)
+        # Known tokens through the kernels' own decode: what evaluation sees is what runs.
+        at = self.plan.page_angles
+
+        def attend_next(storage, now):
+            (q, k, v), chunk, plan = now
+            now_view = dataclasses.replace(view, storage=storage)
+            plan = dataclasses.replace(plan, page_angles=at)
+            out, storage = attend_token(now_view, q, k, v, chunk, plan, **how)
+            return storage, out
+
+        each = tuple(x.swapaxes(0, 1)[:, :, None] for x in (q, k, v))  # [T, B, 1, heads, H]
+        plans = dataclasses.replace(self.plan, page_angles=None)
+        storage, out = jax.lax.scan(attend_next, view.storage, (each, self.chunk, plans))
+        return out[:, :, 0].swapaxes(0, 1), storage

@@ -9,7 +9,7 @@ from jkvq.attention.layer_view import LayerView
 from jkvq.attention.page_means import packed_pages
 from jkvq.attention.step_plan import WINDOW_CODEC, Chunk, GroupPlan, Targets
 from jkvq.attention.store import store_chunk, write_plainly
-from jkvq.cache.layout import KVCache, LayerGroup, Windows
+from jkvq.cache.layout import LayerGroup, Windows
 from jkvq.cache.windows import seen_exactly
 from jkvq.pallas_kernels.formats.packed import Packed
 from jkvq.pallas_kernels.prefill import exact_attention, prefix_attention, self_attention
@@ -22,14 +22,14 @@ from jkvq.pallas_kernels.types import InPages, WriteSide
 
 def attend_prefill(
     view: LayerView, q, k, v, chunk: Chunk, plan: GroupPlan, *, scale: float, interpret: bool
-) -> tuple[Float[Array, "B T N H"], KVCache]:
+) -> tuple[Float[Array, "B T N H"], LayerGroup]:
     """A chunk sees itself exactly and earlier ones as they are stored."""
     spec, key = view.spec, view.key
     # cuDNN takes 16 bits: for a model in float32 that would be a loss.
     fused = "cudnn" if q.dtype == jnp.bfloat16 and not interpret else "xla"
     parts = [self_attention(q, k, v, scale=scale, fused=fused)]
     rotated, old = key.rotate_queries(q, view.layer), view.window_tokens(plan)
-    boundary, mean = spec.packed(view.cache.length), None
+    boundary, mean = spec.packed(chunk.sequences.length), None
     if old is not None and plan.windows is not None:
         held, position = old[0], plan.windows.position
         if plan.windows.angles is not None:
@@ -40,11 +40,11 @@ def attend_prefill(
     entered = key.enter(k, view.layer, plan.token_angles)
     storage = store_chunk(view, entered, v, old, chunk, plan, writes)
     if plan.page_angles is not None:
-        at = packed_pages(spec, plan.page_angles, view.cache.block_table.shape[1])
+        at = packed_pages(spec, plan.page_angles, chunk.sequences.block_table.shape[1])
         mean = key.entered_mean(view.layer, at)[0]
-    pages = storage.key, storage.value, *view.codecs, view.index, view.cache.block_table
+    pages = storage.key, storage.value, *view.codecs, view.index, chunk.sequences.block_table
     parts.append(prefix_attention(rotated, *pages, boundary, mean, scale=scale, fused=fused))
-    return merge_all(parts)[0], view.with_storage(storage)
+    return merge_all(parts)[0], storage
 
 
 def _write_pages(view: LayerView, k, v, to: Targets, *, interpret: bool):
@@ -66,14 +66,14 @@ def _write_pages(view: LayerView, k, v, to: Targets, *, interpret: bool):
 
 def attend_token(
     view: LayerView, q, k, v, chunk: Chunk, plan: GroupPlan, *, scale: float, interpret: bool
-) -> tuple[Float[Array, "B 1 N H"], KVCache]:
+) -> tuple[Float[Array, "B 1 N H"], LayerGroup]:
     """A new token of each sequence is stored, and sees itself and all others as they are stored."""
     (key, value), reads = view.codecs, plan.reads
     assert reads is not None and chunk.position.shape[1] == 1
-    means = view.mean_scores(q, plan)
+    means = view.mean_scores(q, chunk, plan)
     store = _store_in_pages if plan.windows is None else _store_by_windows
     storage, q = store(view, q, k, v, plan, interpret=interpret)
-    pages = storage.key, storage.value, key, value, view.index, view.cache.block_table
+    pages = storage.key, storage.value, key, value, view.index, chunk.sequences.block_table
     run = functools.partial(decode, q[:, 0], scale=scale, interpret=interpret)
     shift = None if means is None else means.shift()
     parts = [run(*pages, reads.packed, shift, settings=decode_settings(key))]
@@ -85,7 +85,7 @@ def attend_token(
         settings = decode_settings(WINDOW_CODEC)
         parts.append(run(*pages, reads.window, shift, settings=settings))
     out, _ = merge_partials(parts, q.shape[2], interpret=interpret)
-    return out[:, None], view.with_storage(storage)
+    return out[:, None], storage
 
 
 def _store_in_pages(view: LayerView, q, k, v, plan: GroupPlan, *, interpret: bool):

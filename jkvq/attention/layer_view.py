@@ -1,56 +1,36 @@
 """One layer of the cache, with the basis in which it stores."""
 
-import dataclasses
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-import jax
 from jaxtyping import Array, Float
 
 from jkvq.attention.page_means import MeanScores
-from jkvq.attention.step_plan import GroupPlan
-from jkvq.cache.basis import Basis, SideBasis
-from jkvq.cache.layout import KVCache, LayerGroup, place_of
+from jkvq.attention.step_plan import Chunk, GroupPlan
+from jkvq.cache.basis import SideBasis
+from jkvq.cache.layout import LayerGroup
 from jkvq.cache.specs.spec import CacheSpec
 from jkvq.cache.windows import read_window
 from jkvq.pallas_kernels.formats.codecs import Codec
 from jkvq.pallas_kernels.formats.packed import LayerIndex
 
 
-@jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class LayerView:
-    """A view of one layer; changes give a new cache.
+    """A layer among those that are stored alike.
 
-    Its layer is a number like any other: what takes a view is traced once for all layers of a spec.
+    Its numbers may be traced: code that takes a view serves all layers of a spec.
     """
 
-    cache: KVCache
+    storage: LayerGroup  # of all layers of its group
     key: SideBasis
     value: SideBasis
     layer: LayerIndex  # of the model
     index: LayerIndex  # among the layers of its group
-    spec: CacheSpec = field(metadata={"static": True})  # of the layer
-    group: int = field(metadata={"static": True})
-
-    @classmethod
-    def of(cls, cache: KVCache, basis: Basis, layer: int) -> "LayerView":
-        """The view of a layer of the model."""
-        place = place_of(cache.spec, cache.layers, layer)
-        spec = cache.spec.of_layer(layer)
-        return cls(cache, *basis.layer(layer), layer, place.layer, spec, place.group)
-
-    @property
-    def storage(self) -> LayerGroup:
-        return self.cache.groups[self.group]
+    spec: CacheSpec  # of the layer
 
     @property
     def codecs(self) -> tuple[Codec, Codec]:
         return self.key.codec(self.layer), self.value.codec(self.layer)
-
-    def with_storage(self, storage: LayerGroup) -> KVCache:
-        groups = list(self.cache.groups)
-        groups[self.group] = storage
-        return dataclasses.replace(self.cache, groups=tuple(groups))
 
     def window_tokens(
         self, plan: GroupPlan
@@ -64,9 +44,11 @@ class LayerView:
         )
         return key, value
 
-    def mean_scores(self, q: Float[Array, "B T N H"], plan: GroupPlan) -> MeanScores | None:
+    def mean_scores(
+        self, q: Float[Array, "B T N H"], chunk: Chunk, plan: GroupPlan
+    ) -> MeanScores | None:
         """q . mean of every page, of queries as they come; None without a mean."""
         if plan.page_angles is None:
             return None
         scores = self.key.mean_scores(q, self.layer, plan.page_angles)
-        return MeanScores(scores, self.spec, self.cache.block_table.shape[1])
+        return MeanScores(scores, self.spec, chunk.sequences.block_table.shape[1])

@@ -6,7 +6,7 @@ from jaxtyping import Array, Float
 from jkvq.attention.layer_view import LayerView
 from jkvq.attention.step_plan import Chunk, GroupPlan, Phase
 from jkvq.attention.store import store_chunk, write_if_any, write_plainly
-from jkvq.cache.layout import KVCache
+from jkvq.cache.layout import LayerGroup
 from jkvq.cache.windows import seen_exactly
 from jkvq.pallas_kernels.reference.chunk_attention import chunk_attention
 from jkvq.pallas_kernels.reference.merge import merge_all
@@ -15,10 +15,10 @@ from jkvq.pallas_kernels.reference.paged_attention import paged_attention
 
 def attend_plainly(
     view: LayerView, q, k, v, chunk: Chunk, plan: GroupPlan, *, scale: float, phase: Phase
-) -> tuple[Float[Array, "B T N H"], KVCache]:
+) -> tuple[Float[Array, "B T N H"], LayerGroup]:
     """Stores a chunk in one layer, and lets its queries attend."""
     spec = view.spec
-    means = view.mean_scores(q, plan)
+    means = view.mean_scores(q, chunk, plan)
     q = view.key.rotate_queries(q, view.layer)
     k = view.key.enter(k, view.layer, plan.token_angles)
     parts, old = [], view.window_tokens(plan)
@@ -36,7 +36,7 @@ def attend_plainly(
         parts.append(chunk_attention(q, keys, values, seen, shift, scale=scale))
     writes = write_if_any if spec.windowed else write_plainly
     storage = store_chunk(view, k, v, old, chunk, plan, writes)
-    pages = storage.key, storage.value, *view.codecs, view.index, view.cache.block_table
+    pages = storage.key, storage.value, *view.codecs, view.index, chunk.sequences.block_table
     shift = None if means is None else means.of_pages
     parts.append(paged_attention(q, *pages, plan.boundary, shift, scale=scale))
-    return merge_all(parts)[0], view.with_storage(storage)
+    return merge_all(parts)[0], storage

@@ -5,6 +5,7 @@ reads, and who does how much of that work depend on lengths and tables alone: a 
 each group of layers that are stored alike.
 """
 
+import dataclasses
 import functools
 from dataclasses import dataclass
 from typing import Literal
@@ -15,8 +16,9 @@ from jaxtyping import Array, Bool, Float16, Int
 
 from jkvq.attention.page_means import number_pages, page_of_position
 from jkvq.cache.basis import Angles, Basis, SideBasis
-from jkvq.cache.layout import KVCache, layer_groups, page_of
+from jkvq.cache.layout import Sequences, layer_groups, page_of
 from jkvq.cache.page_pool import PADDING_PAGE
+from jkvq.cache.shape import CacheShape
 from jkvq.cache.specs.spec import CacheSpec
 from jkvq.cache.windows import (
     Leaving,
@@ -44,6 +46,7 @@ WINDOW_CODEC = FloatCodec(jnp.float16)
 class Chunk:
     """T new tokens of each sequence; the first ``count`` of a row are real, the rest padding."""
 
+    sequences: Sequences  # as they stand before
     position: Int[Array, "B T"]  # in the sequence
     count: Int[Array, " B"]
 
@@ -106,6 +109,7 @@ class GroupPlan:
     write: where the chunk's own tokens go in packed pages, if they do.
     token_angles: where the mean of each new token's page stands; None without means that turn.
     wide_angles: the same as kernels take them.
+    reads: who reads what, where kernels decode.
     page_angles: of all pages: those of the sink, of packed and of recent tokens.
     """
 
@@ -114,8 +118,8 @@ class GroupPlan:
     windows: WindowPlan | None
     token_angles: Angles | None
     wide_angles: tuple[Float16[Array, "B T H"], Float16[Array, "B T H"]] | None
-    page_angles: Angles | None
     reads: DecodeReads | None
+    page_angles: Angles | None = None
 
 
 @jax.tree_util.register_dataclass
@@ -125,63 +129,100 @@ class StepPlan:
 
     chunk: Chunk
     groups: tuple[GroupPlan, ...]  # as the cache has them
+    rotary: Int[Array, "B T"]  # rotary positions
 
 
+@functools.partial(jax.jit, static_argnames=("spec", "shape", "width", "phase", "implementation"))
 def plan_step(
-    cache: KVCache,
+    sequences: Sequences,
     basis: Basis,
     count: Int[Array, " B"],
-    width: int,
+    first: Int[Array, ""] | int = 0,
     *,
+    spec: CacheSpec,
+    shape: CacheShape,
+    width: int,
     phase: Phase,
     implementation: Implementation,
 ) -> StepPlan:
-    """The plan for the next ``count`` tokens of each sequence, in arrays of ``width`` tokens."""
-    offset = jnp.arange(width, dtype=jnp.int32)[None, :]
-    chunk = Chunk(cache.length[:, None] + offset, count)
-    kernels = implementation != "reference" and phase == "decode"
+    """The plan for the next ``count`` tokens of each sequence, in arrays of ``width`` tokens.
+
+    ``first`` is the rotary position of a sequence's first token. Kernels take known tokens one by
+    one: such a step's plan is those of its tokens, stacked.
+    """
+    how = {"spec": spec, "shape": shape, "kernels": implementation != "reference"}
+    if phase != "forced" or not how["kernels"]:
+        plan = _plan(sequences, basis, count, width=width, phase=phase, **how)
+    else:
+        token = jnp.arange(width, dtype=jnp.int32)[:, None]
+        before, real = jnp.minimum(token, count[None]), (token < count[None]).astype(jnp.int32)
+
+        def plan_token(now):
+            return _plan(sequences.longer_by(now[0]), basis, now[1], width=1, phase="decode", **how)
+
+        plan = jax.lax.map(plan_token, (before, real))
+    chunk, groups = plan
+    columns = sequences.block_table.shape[1]
     groups = (
-        _plan_group(cache, group.spec, basis.layer(group.layers[0])[0], chunk, phase, kernels)
-        for group in layer_groups(cache.spec, cache.layers)
+        dataclasses.replace(group, page_angles=_page_angles(of.spec, basis, of.layers[0], columns))
+        for group, of in zip(groups, layer_groups(spec, shape.layers), strict=True)
     )
-    return StepPlan(chunk, tuple(groups))
+    position = sequences.length[:, None] + jnp.arange(width, dtype=jnp.int32)[None]
+    return StepPlan(chunk, tuple(groups), position + first)
+
+
+def _page_angles(spec: CacheSpec, basis: Basis, layer: int, columns: int) -> Angles | None:
+    return basis.layer(layer)[0].angles(spec.page_middle(number_pages(spec, columns)))
+
+
+def _plan(
+    sequences, basis, count, *, width: int, spec, shape, phase: Phase, kernels: bool
+) -> tuple[Chunk, tuple[GroupPlan, ...]]:
+    """A plan without the angles of pages, which are the same at any length."""
+    offset = jnp.arange(width, dtype=jnp.int32)[None, :]
+    chunk = Chunk(sequences, sequences.length[:, None] + offset, count)
+    groups = (
+        _plan_group(group.spec, shape, basis.layer(group.layers[0])[0], chunk, phase, kernels)
+        for group in layer_groups(spec, shape.layers)
+    )
+    return chunk, tuple(groups)
 
 
 def _plan_group(
-    cache: KVCache, spec: CacheSpec, key: SideBasis, chunk: Chunk, phase: Phase, kernels: bool
+    spec: CacheSpec, shape: CacheShape, key: SideBasis, chunk: Chunk, phase: Phase, kernels: bool
 ) -> GroupPlan:
-    table = cache.block_table
-    known = chunk.position + 1 if phase != "prefill" else cache.length[:, None]
+    sequences = chunk.sequences
+    known = chunk.position + 1 if phase != "prefill" else sequences.length[:, None]
     boundary = jnp.where(chunk.real, spec.packed(known), 0)
     windows, index, packs = None, chunk.position - spec.sink, chunk.real
     if spec.windowed:
-        windows = _plan_windows(cache, spec, key, chunk)
+        windows = _plan_windows(spec, key, chunk)
         packs = packs & (index >= 0) & (index < windows.leaving.after)
-    write = Targets(*page_of(table, index, packs, spec.page), packs)
+    write = Targets(*page_of(sequences.block_table, index, packs, spec.page), packs)
     token_angles = key.angles(spec.middle(chunk.position))
-    wide = None if token_angles is None or not kernels else token_angles.wide
-    pages = number_pages(spec, table.shape[1])
-    page_angles = key.angles(spec.page_middle(pages))
-    reads = _plan_reads(cache, spec, key, chunk, boundary) if kernels else None
-    return GroupPlan(boundary, write, windows, token_angles, wide, page_angles, reads)
+    decodes = kernels and phase == "decode"
+    wide = None if token_angles is None or not decodes else token_angles.wide
+    reads = _plan_reads(spec, shape, key, chunk, boundary) if decodes else None
+    return GroupPlan(boundary, write, windows, token_angles, wide, reads)
 
 
-def _plan_windows(cache: KVCache, spec: CacheSpec, key: SideBasis, chunk: Chunk) -> WindowPlan:
-    table, at = window_table(spec, cache.row), chunk.position
+def _plan_windows(spec: CacheSpec, key: SideBasis, chunk: Chunk) -> WindowPlan:
+    sequences, at = chunk.sequences, chunk.position
+    table = window_table(spec, sequences.row)
 
     def place(slot, real) -> Targets:
         page = jnp.take_along_axis(table, slot // spec.page, axis=1)
         return Targets(jnp.where(real, page, PADDING_PAGE), slot % spec.page, real)
 
-    goes = leaving(spec, cache.length, chunk.count, at.shape[1])
+    goes = leaving(spec, sequences.length, chunk.count, at.shape[1])
     slot = jnp.where(at < spec.sink, at, slot_of(spec, at - spec.sink))
-    packed = Targets(*page_of(cache.block_table, goes.index, goes.leaves, spec.page), goes.leaves)
-    position = held_positions(spec, cache.length)
+    to = page_of(sequences.block_table, goes.index, goes.leaves, spec.page)
+    position = held_positions(spec, sequences.length)
     return WindowPlan(
         table=table,
         position=position,
         leaving=goes,
-        packed=packed,
+        packed=Targets(*to, goes.leaves),
         source=place(slot_of(spec, goes.index), goes.leaves),
         new=place(slot[:, :1], chunk.real[:, :1]),
         angles=key.angles(spec.middle(position)),
@@ -189,17 +230,16 @@ def _plan_windows(cache: KVCache, spec: CacheSpec, key: SideBasis, chunk: Chunk)
 
 
 def _plan_reads(
-    cache: KVCache, spec: CacheSpec, key: SideBasis, chunk: Chunk, boundary: Int[Array, "B 1"]
+    spec: CacheSpec, shape: CacheShape, key: SideBasis, chunk: Chunk, boundary: Int[Array, "B 1"]
 ) -> DecodeReads:
-    kv_heads, page = cache.groups[0].key.kv_heads, spec.page
-    plan = functools.partial(plan_decode, page=page, kv_heads=kv_heads)
+    plan = functools.partial(plan_decode, page=spec.page, kv_heads=shape.kv_heads)
     packed = plan(boundary[:, 0], settings=decode_settings(key.codec(0)))
     if not spec.windowed:
         return DecodeReads(packed, None, None)
-    length = cache.length + chunk.count
+    length = chunk.sequences.length + chunk.count
     position = held_positions(spec, length)
     seen = seen_exactly(spec, position, boundary)[:, 0] & chunk.real
-    used = jnp.minimum(length, spec.sink + spec.recent + page)  # slots fill in order
+    used = jnp.minimum(length, spec.sink + spec.recent + spec.page)  # slots fill in order
     window = plan(used, settings=decode_settings(WINDOW_CODEC), seen=seen)
-    number = page_of_position(spec, position, cache.block_table.shape[1])
+    number = page_of_position(spec, position, chunk.sequences.block_table.shape[1])
     return DecodeReads(packed, window, number)

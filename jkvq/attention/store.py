@@ -48,7 +48,7 @@ def store_chunk(
     Each buffer is written once, with data that depend on what was read of it before: XLA updates it
     in place then, and would copy it otherwise.
     """
-    spec, length, windows, to = view.spec, view.cache.length, view.storage.windows, plan.write
+    spec, length, windows, to = view.spec, chunk.sequences.length, view.storage.windows, plan.write
     if windows is not None and plan.windows is not None and old is not None:
         table, slot = plan.windows.table, slot_of(spec, plan.windows.leaving.index)[..., None, None]
 

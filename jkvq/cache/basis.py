@@ -178,13 +178,12 @@ class Basis:
     value: SideBasis
     exact_layers: tuple[int, ...] = field(metadata={"static": True})
 
-    def starting_at(self, first: Int[Array, ""] | int) -> "Basis":
+    def starting_at(self, first: int) -> "Basis":
         """For sequences whose first token stands at the rotary position ``first``."""
         key = self.key
-        if key.mean is None or key.frequency is None or (isinstance(first, int) and first == 0):
+        if key.mean is None or key.frequency is None or first == 0:
             return self
-        cos, sin = angles(key.frequency, jnp.asarray(first)[None])
-        mean = rotate(key.mean, cos, sin)
+        mean = _rotated_mean(key.mean, key.frequency, first)
         return dataclasses.replace(self, key=dataclasses.replace(key, mean=mean))
 
     def layer(self, layer: int) -> tuple[SideBasis, SideBasis]:
@@ -193,6 +192,11 @@ class Basis:
 
 
 _PLAIN = SideBasis(None, None, None, None, None, None, None, EXACT)
+
+
+@jax.jit
+def _rotated_mean(mean: Float[Array, "L K H"], frequency: Float[Array, " H/2"], by):
+    return rotate(mean, *angles(frequency, jnp.asarray(by)[None]))
 
 
 def _of_layer(every: Float[Array, "l k H H"], layer: LayerIndex) -> Float[Array, "k H H"]:

@@ -1,5 +1,6 @@
 """The paged KV cache: a pytree that every step takes, updates in place and returns."""
 
+import dataclasses
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -43,17 +44,29 @@ class LayerGroup:
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class KVCache:
-    """Keys and values of a batch of sequences, in pages of a shared pool.
+class Sequences:
+    """Which sequences are in a step, and where their tokens are stored.
 
     Packed token i of sequence b lies in page ``block_table[b, i // p]``, slot ``i % p``; packed
     tokens are counted from the end of the sink. Everything else follows from ``length``.
     """
 
-    groups: tuple[LayerGroup, ...]  # of the coded layers and of the exact ones, where there are any
     block_table: Int[Array, "B M"]
     row: Int[Array, " B"]  # of the windows; -1 for padding
     length: Int[Array, " B"]  # tokens stored
+
+    def longer_by(self, count: Int[Array, " B"]) -> "Sequences":
+        """With so many more tokens stored."""
+        return dataclasses.replace(self, length=self.length + count)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class KVCache:
+    """Keys and values of a batch of sequences, in pages of a shared pool."""
+
+    groups: tuple[LayerGroup, ...]  # of the coded layers and of the exact ones, where there are any
+    sequences: Sequences
     spec: CacheSpec = field(metadata={"static": True})
 
     @property
@@ -156,7 +169,7 @@ def empty_cache(
         abstract_groups(spec, shape, pages, 1 + rows * pages_of_window(spec)),
     )
     row = jnp.arange(rows, dtype=jnp.int32)
-    return KVCache(groups, block_table, row, jnp.zeros(rows, jnp.int32), spec)
+    return KVCache(groups, Sequences(block_table, row, jnp.zeros(rows, jnp.int32)), spec)
 
 
 def page_of(

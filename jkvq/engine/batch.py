@@ -9,6 +9,7 @@ import numpy as np
 
 from jkvq.cache.layout import (
     KVCache,
+    Sequences,
     empty_cache,
     pages_for,
     pages_of_window,
@@ -78,8 +79,8 @@ class Batch:
                 llm.params,
                 llm.basis,
                 self.cache,
-                padded,
-                count,
+                jnp.asarray(padded),
+                jnp.asarray(count),
                 hidden,
                 llm.implementation,
             )
@@ -87,12 +88,8 @@ class Batch:
 
     def _select(self, row: np.ndarray, table: np.ndarray, length: np.ndarray) -> None:
         """Turns the cache to some of its sequences."""
-        self.cache = dataclasses.replace(
-            self.cache,
-            row=jnp.asarray(row, jnp.int32),
-            block_table=jnp.asarray(table),
-            length=jnp.asarray(length),
-        )
+        now = Sequences(jnp.asarray(table), jnp.asarray(row, jnp.int32), jnp.asarray(length))
+        self.cache = dataclasses.replace(self.cache, sequences=now)
 
 
 def _pool_pages(llm: LLM, lengths: list[int], rows: int) -> int:

@@ -1,16 +1,15 @@
 """The model over its cache: new tokens in, hidden states and the cache with the tokens out."""
 
 import dataclasses
+import functools
 
-import jax
-import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jkvq.attention.attend import attend
-from jkvq.attention.layer_view import LayerView
+from jkvq.attention.attend import LayerAttention
 from jkvq.attention.step_plan import Phase, plan_step
 from jkvq.cache.basis import Basis
 from jkvq.cache.layout import KVCache
+from jkvq.cache.shape import CacheShape
 from jkvq.models.config import ModelConfig
 from jkvq.models.decoder import Params, run
 from jkvq.pallas_kernels.types import Implementation
@@ -26,44 +25,48 @@ def forward(
     *,
     phase: Phase,
     implementation: Implementation = "reference",
-    first: Int[Array, ""] | int = 0,
+    first: int = 0,
 ) -> tuple[Float[Array, "B T D"], KVCache]:
     """Runs T new tokens per sequence; the first ``count[b]`` of row b are real, the rest padding.
 
-    ``first`` is the rotary position of a sequence's first token.
+    The cache is updated in place: layer by layer, each in a compiled program, unless all of it is
+    being compiled by the caller.
 
-    Returns the final hidden states, which ``logits`` turns into scores of the next token, and the
-    cache with the tokens stored.
+    Args:
+        config, params, basis: the model in the basis of its cache.
+        cache: what is stored; it is donated.
+        tokens, count: the new ones.
+        phase: prefill, decode or forced (attention/step_plan.py).
+        implementation: of attention.
+        first: the rotary position of a sequence's first token.
+
+    Returns:
+        The final hidden states, which ``logits`` turns into scores of the next token, and the cache
+        with the tokens stored.
     """
-    if phase == "forced" and implementation != "reference":
-        return _one_by_one(config, params, basis, cache, tokens, count, implementation, first)
-    basis = basis.starting_at(first)
+    spec, basis = cache.spec, basis.starting_at(first)
     plan = plan_step(
-        cache, basis, count, tokens.shape[1], phase=phase, implementation=implementation
+        cache.sequences,
+        basis,
+        count,
+        first,
+        spec=spec,
+        shape=CacheShape.of(config),
+        width=tokens.shape[1],
+        phase=phase,
+        implementation=implementation,
     )
-    how = {"scale": config.attention_scale, "phase": phase, "implementation": implementation}
-
-    def over_cache(layer, q, k, v, cache):
-        view = LayerView.of(cache, basis, layer)
-        return attend(view, q, k, v, plan.chunk, plan.groups[view.group], **how)
-
-    hidden, cache = run(config, params, tokens, first + plan.chunk.position, over_cache, cache)
-    return hidden, dataclasses.replace(cache, length=cache.length + count)
-
-
-def _one_by_one(config, params, basis, cache, tokens, count, implementation, first):
-    """Known tokens through the kernels' own decode steps: what evaluation sees is what runs."""
-
-    def step(cache, now):
-        token, at = now
-        hidden, cache = forward(
-            *(config, params, basis, cache, token[:, None], (at < count).astype(jnp.int32)),
-            phase="decode",
-            implementation=implementation,
-            first=first,
-        )
-        return cache, hidden[:, 0]
-
-    steps = tokens.T, jnp.arange(tokens.shape[1], dtype=jnp.int32)
-    cache, hidden = jax.lax.scan(step, cache, steps)
-    return hidden.swapaxes(0, 1), cache
+    attention = functools.partial(
+        LayerAttention.of,
+        spec=spec,
+        layers=config.layers,
+        basis=basis,
+        plan=plan,
+        scale=config.attention_scale,
+        phase=phase,
+        implementation=implementation,
+    )
+    hidden, groups = run(config, params, tokens, plan.rotary, attention, cache.groups)
+    return hidden, dataclasses.replace(
+        cache, groups=groups, sequences=cache.sequences.longer_by(count)
+    )

@@ -16,7 +16,7 @@ from jkvq.engine.batch import Batch
 from jkvq.engine.detokenize import TextStream
 from jkvq.engine.prompt import Prompt, as_batch, encode_prompt
 from jkvq.engine.sampling import SamplerArrays, Sampling
-from jkvq.engine.steps import BURST, Decoding, Drawn, decode_burst, first_token
+from jkvq.engine.steps import BURST, Decoding, Drawn, decode_burst, draw_token
 from jkvq.llm import LLM
 from jkvq.support.compile_clock import compile_seconds
 from jkvq.support.errors import UserError, nearest
@@ -182,9 +182,9 @@ def _pieces(llm, tokens, budgets, rules, batch: "Batch", options: Options, burst
     clock = _Clock()
     hidden = batch.prefill(llm, tokens)
     state = _initial_state(llm, tokens, budgets, rules, options, batch.rows)
-    state, drawn = first_token(llm.config, llm.params, hidden, state)
+    state, drawn = draw_token(llm.config, llm.params, hidden, state)
     writers = [_Writer(TextStream(llm.tokenizer, options.stop_strings), len(row)) for row in tokens]
-    cache, limit = batch.cache, jnp.int32(burst)
+    cache = batch.cache
     while True:
         host: tuple[Decoding, Drawn] = jax.device_get((_light(state), drawn))
         clock.mark_prefill()
@@ -202,7 +202,7 @@ def _pieces(llm, tokens, budgets, rules, batch: "Batch", options: Options, burst
         going[: len(writers)] = [not writer.done for writer in writers]
         state = dataclasses.replace(state, active=jnp.asarray(going))
         cache, state, drawn = decode_burst(
-            llm.config, llm.params, llm.basis, cache, state, limit, llm.implementation
+            llm.config, llm.params, llm.basis, cache, state, burst, llm.implementation
         )
 
 

@@ -21,7 +21,6 @@ from jkvq.models.decoder import Params, logits
 from jkvq.pallas_kernels.types import Implementation
 
 BURST = 32  # the most tokens per launch
-_STATIC = ("config", "implementation")
 
 
 @jax.tree_util.register_dataclass
@@ -48,7 +47,6 @@ class Drawn:
     logprobs: Float[Array, "B burst"]
 
 
-@functools.partial(jax.jit, static_argnames=_STATIC, donate_argnames=("cache", "last"))
 def prefill_chunk(
     config: ModelConfig,
     params: Params,
@@ -63,22 +61,65 @@ def prefill_chunk(
     hidden, cache = forward(
         config, params, basis, cache, tokens, count, phase="prefill", implementation=implementation
     )
+    return cache, _newest(hidden, count, last)
+
+
+@functools.partial(jax.jit, donate_argnames="last")
+def _newest(hidden: Float[Array, "B T D"], count: Int[Array, " B"], last: Float[Array, "B D"]):
     end = jnp.maximum(count - 1, 0)[:, None, None]
     newest = jnp.take_along_axis(hidden, end, axis=1)[:, 0]
-    return cache, jnp.where((count > 0)[:, None], newest, last)
+    return jnp.where((count > 0)[:, None], newest, last)
 
 
 @functools.partial(jax.jit, static_argnames="config", donate_argnames="state")
-def first_token(
+def draw_token(
     config: ModelConfig, params: Params, hidden: Float[Array, "B D"], state: Decoding
 ) -> tuple[Decoding, Drawn]:
-    """Draws the first token of each sequence from its prompt's last hidden state."""
+    """Draws a token of each active sequence from its newest token's hidden state."""
     state, logprob = _draw(logits(config, params, hidden), state)
     return state, Drawn(state.token[:, None], logprob[:, None])
 
 
-@functools.partial(jax.jit, static_argnames=_STATIC, donate_argnames=("cache", "state"))
 def decode_burst(
+    config: ModelConfig,
+    params: Params,
+    basis: Basis,
+    cache: KVCache,
+    state: Decoding,
+    limit: int,
+    implementation: Implementation = "reference",
+) -> tuple[KVCache, Decoding, Drawn]:
+    """Draws up to ``limit`` more tokens per sequence, and stops when all sequences have ended.
+
+    On a GPU a burst is one program of all layers, for no launch there shall wait for the host. It
+    takes long to compile; a CPU is as fast with a program for each layer.
+    """
+    run = config, params, basis, cache, state
+    if jax.default_backend() == "cpu":
+        return _burst_by_layers(*run, limit, implementation)
+    return unrolled_burst(*run, jnp.int32(limit), implementation)
+
+
+def _burst_by_layers(config, params, basis, cache, state: Decoding, limit: int, implementation):
+    drawn: list[Drawn] = []
+    while len(drawn) < limit and bool(state.active.any()):
+        cache, state, new = _one_token(config, params, basis, cache, state, implementation)
+        drawn.append(new)
+    return cache, state, jax.tree.map(lambda *steps: jnp.concatenate(steps, axis=1), *drawn)
+
+
+def _one_token(config, params, basis, cache, state: Decoding, implementation):
+    count, token = state.active.astype(jnp.int32), state.token[:, None]
+    hidden, cache = forward(
+        config, params, basis, cache, token, count, phase="decode", implementation=implementation
+    )
+    return cache, *draw_token(config, params, hidden[:, 0], state)
+
+
+@functools.partial(
+    jax.jit, static_argnames=("config", "implementation"), donate_argnames=("cache", "state")
+)
+def unrolled_burst(
     config: ModelConfig,
     params: Params,
     basis: Basis,
@@ -87,7 +128,7 @@ def decode_burst(
     limit: Int[Array, ""],
     implementation: Implementation = "reference",
 ) -> tuple[KVCache, Decoding, Drawn]:
-    """Draws up to ``limit`` more tokens per sequence, and stops when all sequences have ended."""
+    """`decode_burst` in one program."""
     B = state.token.shape[0]
     drawn = Drawn(jnp.zeros((B, BURST), jnp.int32), jnp.zeros((B, BURST), jnp.float32))
 
@@ -97,21 +138,9 @@ def decode_burst(
 
     def one_token(carry):
         step, cache, state, drawn = carry
-        count = state.active.astype(jnp.int32)
-        token = state.token[:, None]
-        hidden, cache = forward(
-            config,
-            params,
-            basis,
-            cache,
-            token,
-            count,
-            phase="decode",
-            implementation=implementation,
-        )
-        state, logprob = _draw(logits(config, params, hidden[:, 0]), state)
-        drawn = Drawn(
-            drawn.tokens.at[:, step].set(state.token), drawn.logprobs.at[:, step].set(logprob)
+        cache, state, new = _one_token(config, params, basis, cache, state, implementation)
+        drawn = jax.tree.map(
+            lambda all, one: jax.lax.dynamic_update_slice(all, one, (0, step)), drawn, new
         )
         return step + 1, cache, state, drawn
 

@@ -7,12 +7,11 @@ is in memory at a time, and its queries are taken in blocks.
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
 from jkvq.evaluation.reconstruct import (
@@ -25,7 +24,7 @@ from jkvq.evaluation.reconstruct import (
     scores,
 )
 from jkvq.models.config import ModelConfig
-from jkvq.models.decoder import Layer, Params, rotary_angles
+from jkvq.models.decoder import embed, run_layer
 from jkvq.models.model import Model
 from jkvq.pallas_kernels.reference.chunk_attention import chunk_attention
 from jkvq.pallas_kernels.reference.dense_attention import softmax
@@ -76,59 +75,59 @@ def fidelity(
             "are compared"
         )
     position = jnp.arange(len(tokens), dtype=jnp.int32)
-    exact = model.params["embedding"][jnp.asarray([tokens])]
+    scale, ids = config.attention_scale, jnp.asarray([tokens])
+    exact, rotary = embed(config, model.params["embedding"], ids, position[None])
     lossy = dict.fromkeys(caches, exact)
     found: dict[str, list[Fidelity]] = {name: [] for name in caches}
     with count_bar("Comparing layers", config.layers) as bar:
         for index in range(config.layers):
             params = model.params["layers"][index]
-            exact, q, k, v = _exact_layer(config, params, exact, position)
+            exact, qkv = run_layer(config, params, exact, rotary, _Exact(position, scale), None)
             for name, cache in caches.items():
                 layer = cache.layer(index)
-                lossy[name] = _lossy_layer(config, params, layer, lossy[name], position)
-                weight, scale = params["attention"]["o"]["weight"], config.attention_scale
-                errors = _attention_errors(layer, weight, q, k, v, scale=scale)
-                errors["rope_score"] = _rope_score(config, layer, q, k, v)
+                attend = _Lossy(layer, position, scale)
+                lossy[name], _ = run_layer(config, params, lossy[name], rotary, attend, None)
+                weight = params["attention"]["o"]["weight"]
+                errors = _attention_errors(layer, weight, *qkv, scale=scale)
+                errors["rope_score"] = _rope_score(config, layer, *qkv)
                 errors["hidden"] = _hidden_error(exact, lossy[name])
                 found[name].append(Fidelity(**{key: float(x) for key, x in errors.items()}))
             bar.advance(1)
     return found
 
 
-def _layer(config: ModelConfig, params: Params, x, position, attend, state):
-    """One layer of the decoder over any attention; which one it is only ``attend`` would know."""
-    graph, _ = nnx.split(nnx.eval_shape(lambda: Layer(config, 0)))
-    layer = nnx.merge(graph, nnx.State(params))
-    return layer(x, rotary_angles(config, position[None]), attend, state)
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class _Exact:
+    """Exact attention, which gives q, k and v as its state."""
 
+    position: Int[Array, " T"]
+    scale: float = field(metadata={"static": True})
 
-@functools.partial(jax.jit, static_argnames="config")
-def _exact_layer(config: ModelConfig, params: Params, x, position):
-    """(hidden state after the layer, q, k, v)."""
-
-    def attend(_, q, k, v, state):
+    def __call__(self, q, k, v, state):
         del state
 
         def exact(q, position):
             seen = causal(position, k.shape[1])[None]
-            return chunk_attention(q[None], k, v, seen, scale=config.attention_scale)[0][0]
+            return chunk_attention(q[None], k, v, seen, scale=self.scale)[0][0]
 
-        out = in_blocks(exact, q[0], position).reshape(-1, *q.shape[2:])[: q.shape[1]]
+        out = in_blocks(exact, q[0], self.position).reshape(-1, *q.shape[2:])[: q.shape[1]]
         return out[None].astype(q.dtype), (q[0], k[0], v[0])
 
-    x, captured = _layer(config, params, x, position, attend, None)
-    return x, *captured
 
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class _Lossy:
+    """Attention that reads what a cache gives back."""
 
-@functools.partial(jax.jit, static_argnames="config")
-def _lossy_layer(config: ModelConfig, params: Params, kept: LayerReconstruction, x, position):
-    """The hidden state after the layer."""
+    kept: LayerReconstruction
+    position: Int[Array, " T"]
+    scale: float = field(metadata={"static": True})
 
-    def attend(_, q, k, v, state):
-        out = attend_reconstructed(kept, q[0], k[0], v[0], position, scale=config.attention_scale)
+    def __call__(self, q, k, v, state):
+        how = {"scale": self.scale}
+        out = attend_reconstructed(self.kept, q[0], k[0], v[0], self.position, **how)
         return out[None].astype(q.dtype), state
-
-    return _layer(config, params, x, position, attend, None)[0]
 
 
 @functools.partial(jax.jit, static_argnames="scale")

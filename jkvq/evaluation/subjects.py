@@ -1,8 +1,7 @@
 """What is measured: a model with a cache, or with a baseline that stands for one."""
 
-import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -11,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from jkvq.cache.basis import Basis
 from jkvq.cache.calibrated import Calibration, methods_for
 from jkvq.cache.footprint import bits_per_element
 from jkvq.cache.layout import KVCache, empty_cache, pages_for
@@ -20,12 +18,16 @@ from jkvq.cache.specs.spec_text import parse_spec
 from jkvq.calibration.artefact import load_artefact
 from jkvq.engine.forward import forward
 from jkvq.evaluation.baselines import BASELINES, ChannelWise
-from jkvq.evaluation.reconstruct import Reconstruction, TokenWise, attend_reconstructed
+from jkvq.evaluation.reconstruct import (
+    LayerReconstruction,
+    Reconstruction,
+    TokenWise,
+    attend_reconstructed,
+)
 from jkvq.llm import LLM, checked_basis, find_calibration, with_cache
-from jkvq.models.config import ModelConfig
-from jkvq.models.decoder import Params, run
+from jkvq.models.decoder import run
 from jkvq.models.model import Model
-from jkvq.pallas_kernels.types import Implementation
+from jkvq.pallas_kernels.formats.packed import LayerIndex
 
 CHUNK = 256  # tokens per step
 
@@ -70,30 +72,16 @@ class Cached:
         return empty_cache(self.llm.spec, CacheShape.of(self.llm.config), pages + 1, table)
 
     def step(self, state: KVCache, tokens, count: int, position: int):
-        llm, counts = self.llm, jnp.asarray([count], jnp.int32)
-        return _cached_step(
-            *(llm.config, llm.params, llm.basis, state, tokens, counts, jnp.int32(position)),
+        llm, new = self.llm, (jnp.asarray(tokens), jnp.asarray([count], jnp.int32))
+        return forward(
+            *(llm.config, llm.params, llm.basis, state, *new),
+            phase="forced",
             implementation=llm.implementation,
+            first=position,
         )
 
     def bits_per_element(self, context: int) -> float:
         return bits_per_element(self.llm.spec, CacheShape.of(self.llm.config), context)
-
-
-@functools.partial(jax.jit, static_argnames=("config", "implementation"), donate_argnames="cache")
-def _cached_step(
-    config: ModelConfig,
-    params: Params,
-    basis: Basis,
-    cache: KVCache,
-    tokens: Int[Array, "B T"],
-    count: Int[Array, " B"],
-    first: Int[Array, ""],
-    *,
-    implementation: Implementation,
-) -> tuple[Float[Array, "B T D"], KVCache]:
-    step = config, params, basis, cache, tokens, count
-    return forward(*step, phase="forced", implementation=implementation, first=first)
 
 
 class _KeptTokens(NamedTuple):
@@ -118,40 +106,43 @@ class Baseline:
         return _KeptTokens(zeros, jnp.zeros_like(zeros), jnp.int32(0))
 
     def step(self, state: _KeptTokens, tokens, count: int, position: int):
-        hidden, k, v = _reconstructed_step(
-            self.model.config, self.model.params, self.kept, *state, tokens, jnp.int32(position)
+        config, length = self.model.config, state.length
+
+        def over_kept(layer: int) -> _OverKept:
+            return _OverKept(self.kept.layer(layer), layer, length, config.attention_scale)
+
+        at = position + length + jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
+        hidden, (k, v) = run(
+            config, self.model.params, jnp.asarray(tokens), at, over_kept, (state.k, state.v)
         )
-        return hidden, _KeptTokens(k, v, state.length + count)
+        return hidden, _KeptTokens(k, v, length + count)
 
     def bits_per_element(self, context: int) -> float:
         return self.kept.bits_per_element(CacheShape.of(self.model.config), context)
 
 
-@functools.partial(jax.jit, static_argnames="config", donate_argnames=("k", "v"))
-def _reconstructed_step(
-    config: ModelConfig,
-    params: Params,
-    kept: ChannelWise,
-    k: Float[Array, "L S K H"],
-    v: Float[Array, "L S K H"],
-    length: Int[Array, ""],
-    tokens: Int[Array, "1 T"],
-    first: Int[Array, ""],
-):
-    position = length + jnp.arange(tokens.shape[1], dtype=jnp.int32)
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class _OverKept:
+    """Attention of one layer over what a baseline gives back of the tokens kept so far."""
 
-    def attend(layer: int, q, new_k, new_v, before):
+    kept: LayerReconstruction
+    layer: LayerIndex
+    length: Int[Array, ""]
+    scale: float = field(metadata={"static": True})
+
+    def __call__(self, q, new_k, new_v, before):
         k, v = (
-            jax.lax.dynamic_update_slice(old, new.astype(old.dtype), (layer, length, 0, 0))
+            jax.lax.dynamic_update_slice(
+                old, new.astype(old.dtype), (self.layer, self.length, 0, 0)
+            )
             for old, new in zip(before, (new_k, new_v), strict=True)
         )
+        position = self.length + jnp.arange(q.shape[1], dtype=jnp.int32)
         out = attend_reconstructed(
-            kept.layer(layer), q[0], k[layer], v[layer], position, scale=config.attention_scale
+            self.kept, q[0], k[self.layer], v[self.layer], position, scale=self.scale
         )
         return out[None].astype(q.dtype), (k, v)
-
-    hidden, (k, v) = run(config, params, tokens, first + position[None], attend, (k, v))
-    return hidden, k, v
 
 
 def subject(

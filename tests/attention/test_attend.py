@@ -8,8 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jkvq.attention.attend import attend
-from jkvq.attention.layer_view import LayerView
+from jkvq.attention.attend import LayerAttention
 from jkvq.attention.step_plan import plan_step
 from jkvq.cache.basis import Basis, make_basis
 from jkvq.cache.layout import KVCache, empty_cache, pages_for, place_of
@@ -148,13 +147,15 @@ def _starts(chunks: list[int]) -> np.ndarray:
 @functools.partial(jax.jit, static_argnames=("phase", "implementation"))
 def _step(basis, cache, q, k, v, count, phase, implementation):
     run = {"phase": phase, "implementation": implementation}
-    plan = plan_step(cache, basis, count, q.shape[1], **run)
-    out = None
+    spec, shape = cache.spec, CacheShape(cache.layers, *k.shape[2:])
+    plan = plan_step(cache.sequences, basis, count, spec=spec, shape=shape, width=q.shape[1], **run)
+    out, groups = None, cache.groups
     # The layer below is written too: layers must not touch each other.
     for layer, new in ((0, (q, v, k)), (LAYER, (q, k, v))):
-        view = LayerView.of(cache, basis, layer)
-        out, cache = attend(view, *new, plan.chunk, plan.groups[view.group], scale=SCALE, **run)
-    return out, dataclasses.replace(cache, length=cache.length + count)
+        attend = LayerAttention.of(layer, spec, cache.layers, basis, plan, scale=SCALE, **run)
+        out, groups = attend(*new, groups)
+    after = cache.sequences.longer_by(count)
+    return out, dataclasses.replace(cache, groups=groups, sequences=after)
 
 
 @pytest.mark.parametrize("cache", CACHES)
@@ -195,7 +196,7 @@ def test_the_same_tokens_are_stored_the_same_in_any_chunking(cache):
     for chunks, phase in (([1] * 45, "decode"), ([7, 1, 20, 17], "prefill")):
         cache_after = setting.run(chunks, phase)[1]
         group = cache_after.groups[at.group]
-        pages = np.asarray(cache_after.block_table)
+        pages = np.asarray(cache_after.sequences.block_table)
         stored.append(
             [
                 np.asarray(side.codes)[at.layer, pages[row, index // 8], :, index % 8]

@@ -22,25 +22,31 @@ from tests.tiny import BIASED, biased_model
 TOKENS = [(11 * i * i + i) % 256 for i in range(256)]
 
 
+def _run(llm: jkvq.Model, attend) -> None:
+    with jax.disable_jit():
+        position = jnp.arange(256)[None]
+        run(llm.config, llm.params, jnp.asarray([TOKENS]), position, lambda _: attend, None)
+
+
 def _mean_keys(llm: jkvq.Model) -> Calibration:
     means, middle = [], np.arange(256) // 64 * 64 + 32
 
-    def attend(_, q, k, v, state):
+    def attend(q, k, v, state):
         means.append(rope(np.asarray(k[0], np.float64), -middle, BIASED).mean(0))
         return jax.nn.dot_product_attention(q, k, v, is_causal=True), state
 
-    run(llm.config, llm.params, jnp.asarray([TOKENS]), jnp.arange(256)[None], attend, None)
+    _run(llm, attend)
     return Calibration(key=SideCalibration(Transform(np.stack(means).astype(np.float32))))
 
 
 def test_a_constant_in_the_keys_does_not_drown_the_moments_of_the_rest():
     llm, seen = biased_model(3000.0), []
 
-    def attend(_, q, k, v, state):
+    def attend(q, k, v, state):
         seen.append([np.asarray(x[0], np.float64) for x in (q, k)])
         return jax.nn.dot_product_attention(q, k, v, is_causal=True), state
 
-    run(llm.config, llm.params, jnp.asarray([TOKENS]), jnp.arange(256)[None], attend, None)
+    _run(llm, attend)
     read = observe(llm.config, llm.params, TOKENS, context=BIASED.context)[0].read
     G = BIASED.heads // BIASED.kv_heads
     for layer, head in np.ndindex(1, BIASED.kv_heads):  # float32 makes another second layer

@@ -41,9 +41,8 @@ def scores(llm: jkvq.LLM, phase: str) -> np.ndarray:
     tokens = jnp.asarray(np.random.default_rng(1).integers(0, 256, (2, 20)), jnp.int32)
     table = 1 + jnp.arange(6, dtype=jnp.int32).reshape(2, 3)
     cache = empty_cache(llm.spec, CacheShape.of(llm.config), 7, table)
-    run = jax.jit(forward, static_argnums=0, static_argnames="phase")
     count = jnp.array([20, 13])
-    hidden, _ = run(llm.config, llm.params, llm.basis, cache, tokens, count, phase=phase)
+    hidden, _ = forward(llm.config, llm.params, llm.basis, cache, tokens, count, phase=phase)
     found = np.asarray(logits(llm.config, llm.params, hidden))
     return np.concatenate([found[0], found[1, :13]])  # the rest is padding
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -22,15 +21,16 @@ LLM = tiny_llm("int4,sink=4,recent=8,page=16", config=WIDE)
 
 def run(chunk: int, **how) -> np.ndarray:
     """Hidden states of all tokens, so many at a time; the longer row goes past its windows."""
-    step = jax.jit(forward, static_argnums=0, static_argnames=("phase", "implementation"))
     table = jnp.arange(1, 7, dtype=jnp.int32).reshape(2, 3)
     cache, hidden = empty_cache(LLM.spec, CacheShape.of(WIDE), 7, table), []
     for start in range(0, 40, chunk):
         count = np.clip(np.asarray(LENGTHS) - start, 0, chunk).astype(np.int32)
         tokens = TOKENS[:, start : start + chunk]
-        out, cache = step(LLM.config, LLM.params, LLM.basis, cache, tokens, count, **how)
+        out, cache = forward(
+            LLM.config, LLM.params, LLM.basis, cache, jnp.asarray(tokens), jnp.asarray(count), **how
+        )
         hidden.append(np.asarray(out))
-    assert cache.length.tolist() == list(LENGTHS)
+    assert cache.sequences.length.tolist() == list(LENGTHS)
     return np.concatenate(hidden, axis=1)
 
 

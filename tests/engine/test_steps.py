@@ -1,17 +1,21 @@
 import dataclasses
 import re
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import pytest
 
+from jkvq.attention.attend import LayerAttention
+from jkvq.attention.step_plan import plan_step
 from jkvq.cache.layout import KVCache, empty_cache
 from jkvq.cache.shape import CacheShape
 from jkvq.cache.specs.spec_text import parse_spec
 from jkvq.engine.sampling import SamplerArrays, Sampling
-from jkvq.engine.steps import BURST, Decoding, decode_burst, prefill_chunk
+from jkvq.engine.steps import BURST, Decoding, decode_burst, unrolled_burst
 from jkvq.llm import LLM
 from jkvq.models.config import ModelConfig
+from jkvq.models.decoder import embed, run_layer
 from tests.tiny import CONFIG, EOS, tiny_llm
 
 PAGES, COLUMNS = 40_009, 8
@@ -54,12 +58,22 @@ def _temporary_bytes(compiled) -> int:
 
 
 def _lowered(step: str, llm: LLM, stored: KVCache):
-    run = llm.config, llm.params, llm.basis, stored
-    if step == "decode":
-        return decode_burst.lower(*run, _state(2), jnp.int32(4), llm.implementation)
-    tokens, count = jnp.zeros((2, 32), jnp.int32), jnp.array([32, 7])
-    last = jnp.zeros((2, CONFIG.width))
-    return prefill_chunk.lower(*run, tokens, count, last, llm.implementation)
+    """A burst of decode steps, or the last layer of a prefill."""
+    if step == "burst":
+        run = llm.config, llm.params, llm.basis, stored
+        return unrolled_burst.lower(*run, _state(2), jnp.int32(4), llm.implementation)
+    sequences, width = stored.sequences, {"prefill": 32, "decode": 1}[step]
+    how: Any = {"phase": step, "implementation": llm.implementation}
+    layers, shape = llm.config.layers, CacheShape.of(llm.config)
+    plan = plan_step(
+        *(sequences, llm.basis, jnp.array([1, 1])), spec=llm.spec, shape=shape, width=width, **how
+    )
+    attend = LayerAttention.of(layers - 1, llm.spec, layers, llm.basis, plan, scale=0.1, **how)
+    x, rotary = embed(
+        llm.config, llm.params["embedding"], jnp.zeros((2, width), jnp.int32), plan.rotary
+    )
+    weights = llm.params["layers"][layers - 1]
+    return run_layer.lower(llm.config, weights, x, rotary, attend, stored.groups)
 
 
 def _check_copies(step: str, llm: LLM, stored: KVCache, in_place: str):
@@ -76,7 +90,7 @@ CACHES = ["f32", "bf16", "int3", "tq-k3v3", "quarot-int2,sink=4,recent=16"]
 
 
 @pytest.mark.parametrize("cache", [f"{name},page=8" for name in CACHES])
-@pytest.mark.parametrize("step", ["prefill", "decode"])
+@pytest.mark.parametrize("step", ["prefill", "decode", "burst"])
 def test_compiled_step_makes_no_copy_of_the_cache(step, cache):
     _check_copies(step, tiny_llm(cache), _cache(cache, 2), IN_PLACE)
 
@@ -87,8 +101,8 @@ def test_compiled_step_makes_no_copy_of_the_cache(step, cache):
     [
         ("prefill", "saw-int4"),
         ("prefill", "quarot-int2,sink=16,recent=32"),
-        ("decode", "saw-int4"),
-        ("decode", "quarot-int2,sink=16,recent=32"),
+        ("burst", "saw-int4"),
+        ("burst", "quarot-int2,sink=16,recent=32"),
     ],
 )
 def test_compiled_step_makes_no_copy_of_the_cache_on_a_gpu(step, cache):
@@ -106,34 +120,36 @@ def test_compiled_step_check_would_see_a_copy():
     assert "copy" in _operations(copying, codes)
 
 
-def test_layers_of_one_spec_are_traced_once():
-    text = _lowered("decode", tiny_llm("int4,page=8"), _cache("int4,page=8", 2)).as_text()
-    assert text.count("func.func private @attend(") == 1
-    assert text.count("call @attend(") == CONFIG.layers == 2
+def test_layers_of_one_spec_are_traced_once_in_a_burst():
+    text = _lowered("burst", tiny_llm("int4,page=8"), _cache("int4,page=8", 2)).as_text()
+    assert text.count("func.func private @run_layer(") == 1
+    assert text.count("call @run_layer(") == CONFIG.layers == 2
 
 
-def test_decode_burst_ends_when_all_sequences_have():
+@pytest.mark.parametrize("burst", [decode_burst, unrolled_burst])
+def test_decode_burst_ends_when_all_sequences_have(burst):
     llm = tiny_llm()
     state = _state(2, budget=jnp.array([3, 5]))
-    cache, state, drawn = decode_burst(
-        CONFIG, llm.params, llm.basis, _cache("f32,page=8", 2, 64), state, jnp.int32(BURST)
+    cache, state, drawn = burst(
+        CONFIG, llm.params, llm.basis, _cache("f32,page=8", 2, 64), state, BURST
     )
     assert state.made.tolist() == [3, 5]
     assert not state.active.any()
-    assert cache.length.tolist() == [2, 4]  # the last token drawn is never stored
+    assert cache.sequences.length.tolist() == [2, 4]  # the last token drawn is never stored
     assert (drawn.tokens[:, 4:] == 0).all()
 
 
-def test_decode_burst_marks_scores_that_are_not_numbers():
+@pytest.mark.parametrize("burst", [decode_burst, unrolled_burst])
+def test_decode_burst_marks_scores_that_are_not_numbers(burst):
     llm = tiny_llm()
     params = {**llm.params, "norm": {"weight": jnp.full(CONFIG.width, jnp.nan)}}
-    _, state, _ = decode_burst(
+    _, state, _ = burst(
         CONFIG,
         params,
         llm.basis,
         _cache("f32,page=8", 2, 64),
         _state(2, active=jnp.array([True, False])),
-        jnp.int32(4),
+        4,
     )
     assert state.failed.tolist() == [True, False]
     assert not state.active.any()

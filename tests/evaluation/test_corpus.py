@@ -53,9 +53,9 @@ def test_every_sequence_of_a_calibration_begins_as_prompts_do(tiny, tmp_path, mo
     """What the pass reads of a text, and of one that the model writes."""
     read = []
 
-    def forward(config, params, windows, tokens, count, stand, *, capture):
+    def forward(config, params, windows, tokens, count, stand, **how):
         read.append(tokens[0, : int(count)].tolist())
-        return real(config, params, windows, tokens, count, stand, capture=capture)
+        return real(config, params, windows, tokens, count, stand, **how)
 
     real = observe._observe_sequence
     monkeypatch.setattr(observe, "_observe_sequence", forward)

@@ -1,6 +1,5 @@
 import dataclasses
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -44,8 +43,7 @@ def _log_probabilities(llm, tokens):
     cache = empty_cache(llm.spec, CacheShape.of(CONFIG), 41, table)
     padded = jnp.asarray([[*tokens, *[0] * (320 - len(tokens))]])
     count = jnp.array([len(tokens)])
-    run = jax.jit(forward, static_argnames=("config", "phase"))
-    hidden, _ = run(llm.config, llm.params, llm.basis, cache, padded, count, phase="forced")
+    hidden, _ = forward(llm.config, llm.params, llm.basis, cache, padded, count, phase="forced")
     scores = np.asarray(logits(llm.config, llm.params, hidden), np.float64)[0, : len(tokens)]
     return scores - np.log(np.exp(scores).sum(-1, keepdims=True))
 

@@ -9,8 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jkvq.attention.attend import attend
-from jkvq.attention.layer_view import LayerView
+from jkvq.attention.attend import LayerAttention
 from jkvq.attention.step_plan import plan_step
 from jkvq.cache.layout import empty_cache
 from jkvq.cache.shape import CacheShape
@@ -46,10 +45,14 @@ def test_queries_read_what_the_cache_gives_back(cache, layer):
         part = slice(start, stop)
         count = jnp.array([stop - start])
         how: Any = {"phase": "forced", "implementation": "reference"}
-        plan = plan_step(stored, basis, count, stop - start, **how)
-        view, new = LayerView.of(stored, basis, layer), (x[:, part] for x in (q, k, entered))
-        out, stored = attend(view, *new, plan.chunk, plan.groups[view.group], scale=0.1, **how)
-        stored = dataclasses.replace(stored, length=stored.length + count)
+        shape = {"spec": spec, "shape": CacheShape.of(config), "width": stop - start}
+        plan = plan_step(stored.sequences, basis, count, **shape, **how)
+        attend = LayerAttention.of(layer, spec, config.layers, basis, plan, scale=0.1, **how)
+        out, groups = jax.jit(LayerAttention.__call__)(
+            attend, *(x[:, part] for x in (q, k, entered)), stored.groups
+        )
+        after = stored.sequences.longer_by(count)
+        stored = dataclasses.replace(stored, groups=groups, sequences=after)
         outs.append(out)
     last = slice(cuts[-2], T)
     out = np.asarray(outs[-1]).reshape(-1, 2, 2, 32)

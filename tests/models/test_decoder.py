@@ -1,5 +1,4 @@
 import dataclasses
-import functools
 from typing import Any
 
 import jax
@@ -57,7 +56,6 @@ def shuffled_cache(pair: Pair, rows: int, pages_each: int = 4) -> KVCache:
     return dataclasses.replace(cache, groups=groups)
 
 
-@functools.partial(jax.jit, static_argnames=("config", "phase"))
 def step(config, params, cache, tokens, count, phase):
     basis = make_basis(SPEC, CacheShape.of(config), None)
     hidden, cache = forward(config, params, basis, cache, tokens, count, phase=phase)
@@ -81,7 +79,7 @@ def run(pair: Pair, prompts: list[np.ndarray], counts: list[list[int]], width: i
         for row, n in enumerate(count):
             scores[row].append(np.asarray(out)[row, :n])
         done += count
-        np.testing.assert_array_equal(cache.length, done)
+        np.testing.assert_array_equal(cache.sequences.length, done)
     assert done.tolist() == [len(row) for row in prompts]
     return [np.concatenate(rows) for rows in scores]
 
