@@ -11,7 +11,7 @@ very functions. Attention never needs x^ itself:
 from collections.abc import Callable
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float, UInt8
+from jaxtyping import Array, Float
 
 from jkvq.pallas_kernels.formats.words import as_bfloat16
 
@@ -86,36 +86,3 @@ def nearest_levels(x, scale, lo, bits: int, worth=1.0):
     per_step = jnp.where(scale > 0, 1.0 / jnp.where(scale > 0, scale, 1.0), 0.0)
     level = jnp.floor((x - lo[..., None] * worth) * per_step[..., None] + 0.5)
     return jnp.clip(level, 0, (2**bits - 1) * worth)
-
-
-def dot(
-    q: Float[Array, "B T K G H"],
-    codes: UInt8[Array, "B S K H"],
-    scale: Float[Array, "B S K n"],
-    lo: Float[Array, "B S K n"],
-) -> Float[Array, "B T K G S"]:
-    """Scores q . x^, from codes, without making x^."""
-    n = scale.shape[-1]
-    q, codes = _split(q, n), _split(codes.astype(jnp.float32), n)
-    products = jnp.einsum("btkgnh,bsknh->btkgsn", q, codes, precision="highest")
-    scaled = jnp.einsum("btkgsn,bskn->btkgs", products, scale, precision="highest")
-    return scaled + jnp.einsum("btkgn,bskn->btkgs", q.sum(-1), lo, precision="highest")
-
-
-def mix(
-    weights: Float[Array, "B T K G S"],
-    codes: UInt8[Array, "B S K H"],
-    scale: Float[Array, "B S K n"],
-    lo: Float[Array, "B S K n"],
-) -> Float[Array, "B T K G H"]:
-    """Outputs sum_s weights[s] x^[s], from codes, without making x^."""
-    n, H = scale.shape[-1], codes.shape[-1]
-    codes = _split(codes.astype(jnp.float32), n)
-    scaled = jnp.einsum("btkgs,bskn->btkgsn", weights, scale)
-    out = jnp.einsum("btkgsn,bsknh->btkgnh", scaled, codes, precision="highest")
-    base = jnp.einsum("btkgs,bskn->btkgn", weights, lo, precision="highest")
-    return (out + base[..., None]).reshape(*weights.shape[:-1], H)
-
-
-def _split(x: Array, n: int) -> Array:
-    return x.reshape(*x.shape[:-1], n, -1)

@@ -19,7 +19,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from jkvq.pallas_kernels.formats import affine, lloyd
-from jkvq.pallas_kernels.formats.digits import columns, encode_digits, gathered, spread
+from jkvq.pallas_kernels.formats.digits import columns, encode_digits, gathered
 from jkvq.pallas_kernels.formats.packed import Packed
 from jkvq.pallas_kernels.formats.packing import (
     WORD,
@@ -39,32 +39,9 @@ class Codec(Protocol):
 
     def decode(self, tokens: Packed, real: Bool[Array, "B S"]) -> Float[Array, "B S K H"]: ...
 
-    def dot(
-        self, q: Float[Array, "B T K G H"], tokens: Packed, real: Bool[Array, "B S"]
-    ) -> Float[Array, "B T K G S"]: ...
-
-    def mix(
-        self, weights: Float[Array, "B T K G S"], tokens: Packed, real: Bool[Array, "B S"]
-    ) -> Float[Array, "B T K G H"]: ...
-
-
-class _Dense:
-    """``dot`` and ``mix`` of codecs that decode first."""
-
-    def decode(self, tokens: Packed, real: Bool[Array, "B S"]) -> Float[Array, "B S K H"]:
-        raise NotImplementedError
-
-    def dot(self, q, tokens, real):
-        x = self.decode(tokens, real)
-        return jnp.einsum("btkgh,bskh->btkgs", q, x, precision="highest")
-
-    def mix(self, weights, tokens, real):
-        x = self.decode(tokens, real)
-        return jnp.einsum("btkgs,bskh->btkgh", weights, x, precision="highest")
-
 
 @dataclass(frozen=True)
-class FloatCodec(_Dense):
+class FloatCodec:
     """Whole floats: bfloat16, float16 or float32."""
 
     floats: type
@@ -113,20 +90,6 @@ class AffineCodec:
         x = jnp.repeat(lo, group, -1) + jnp.repeat(scale, group, -1) * codes.astype(jnp.float32)
         return x if self.centroids is None else x + self.centroids[tokens.index]
 
-    def dot(self, q, tokens, real):
-        scores = affine.dot(q, *self._read(tokens, real))
-        if self.centroids is None:
-            return scores
-        base = self.centroids[tokens.index]
-        return scores + jnp.einsum("btkgh,bskh->btkgs", q, base, precision="highest")
-
-    def mix(self, weights, tokens, real):
-        out = affine.mix(weights, *self._read(tokens, real))
-        if self.centroids is None:
-            return out
-        base = self.centroids[tokens.index]
-        return out + jnp.einsum("btkgs,bskh->btkgh", weights, base, precision="highest")
-
     def _read(self, tokens: Packed, real):
         assert tokens.params is not None
         params = jnp.where(real[..., None, None], from_words(tokens.params, jnp.bfloat16), 0.0)
@@ -160,15 +123,9 @@ class DigitCodec:
     def decode(self, tokens, real):
         return gathered(self.columns.decode(tokens, real), self.digits, self.bits)
 
-    def dot(self, q, tokens, real):
-        return self.columns.dot(spread(q, self.digits, self.bits), tokens, real)
-
-    def mix(self, weights, tokens, real):
-        return gathered(self.columns.mix(weights, tokens, real), self.digits, self.bits)
-
 
 @dataclass(frozen=True)
-class LloydCodec(_Dense):
+class LloydCodec:
     """unit * level: a unit for each group, the nearest level for each channel (lloyd.py).
 
     Invariants: units are float16 and >= 0; a code is below 2^width of its channel; a head takes

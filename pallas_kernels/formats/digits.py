@@ -135,15 +135,6 @@ def _like(x: Array, each: Array) -> Array:
     return jnp.expand_dims(each, range(x.ndim - 1))
 
 
-def spread(
-    q: Float[Array, "*rows H"], digits: tuple[int, ...], bits: int
-) -> Float[Array, "*rows H"]:
-    """The columns of a query."""
-    parts = jnp.split(q, PARTS, axis=-1)
-    found = [parts[place.part] * place.factor(bits) for place in places(digits)]
-    return jnp.concatenate(found, axis=-1)
-
-
 def gathered(
     x: Float[Array, "*rows H"], digits: tuple[int, ...], bits: int
 ) -> Float[Array, "*rows H"]:

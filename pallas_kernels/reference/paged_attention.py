@@ -21,16 +21,8 @@ _BLOCK = 512  # tokens per round of the loop
 class Decoder(Protocol):
     """Reads packed tokens [B, S, K, ...]; what stands where ``real`` is false may be anything."""
 
-    def dot(
-        self, q: Float[Array, "B T K G H"], tokens: Packed, real: Bool[Array, "B S"]
-    ) -> Float[Array, "B T K G S"]:
-        """q . x^ of every token, finite where it is real."""
-        ...
-
-    def mix(
-        self, weights: Float[Array, "B T K G S"], tokens: Packed, real: Bool[Array, "B S"]
-    ) -> Float[Array, "B T K G H"]:
-        """The sum of x^ with these weights, which are 0 where a token is not real."""
+    def decode(self, tokens: Packed, real: Bool[Array, "B S"]) -> Float[Array, "B S K H"]:
+        """What the tokens stand for, finite where it is not real."""
         ...
 
 
@@ -54,13 +46,18 @@ def paged_attention(
     """
     B, T, N, H = q.shape
     K, p = keys.kv_heads, keys.page
-    G = N // K
+    G, R = N // K, N // K * T
+
+    def rows(x: Float[Array, "B T N n"]) -> Float[Array, "B K R n"]:
+        """All that read a KV head side by side, which is one product then."""
+        return x.reshape(B, T, K, G, -1).transpose(0, 2, 3, 1, 4).reshape(B, K, R, -1)
+
     round_pages = max(1, min(_BLOCK // p, block_table.shape[1]))
     padding = 0, -block_table.shape[1] % round_pages
     block_table = jnp.pad(block_table, ((0, 0), padding))
     if shift is not None:
-        shift = jnp.pad(shift * scale, (*[(0, 0)] * 3, padding)).reshape(B, T, K, G, -1)
-    q = q.astype(jnp.float32).reshape(B, T, K, G, H) * scale
+        shift = rows(jnp.pad(shift * scale, (*[(0, 0)] * 3, padding)))
+    q = rows(q.astype(jnp.float32) * scale)
 
     def one_round(i, carry):
         top, total, acc = carry
@@ -68,25 +65,35 @@ def paged_attention(
         token = i * round_pages * p + jnp.arange(round_pages * p)  # [S], S tokens this round
         visible = token[None, None] < length[..., None]  # [B, T, S]
         real = visible.any(1)
-        scores = key_decoder.dot(q, load_pages(keys, layer, pages), real)
+        key, value = (
+            decoder.decode(load_pages(packed, layer, pages), real)
+            for decoder, packed in ((key_decoder, keys), (value_decoder, values))
+        )
+        scores = jnp.einsum("bkrh,bskh->bkrs", q, key, precision="highest")
         if shift is not None:
             each = jax.lax.dynamic_slice_in_dim(shift, i * round_pages, round_pages, axis=-1)
             scores += jnp.repeat(each, p, axis=-1)
-        scores = jnp.where(visible[:, :, None, None], scores, -jnp.inf)
+        scores = jnp.where(jnp.tile(visible, (1, G, 1))[:, None], scores, -jnp.inf)
         new_top = jnp.maximum(top, scores.max(-1))
         base = jnp.where(jnp.isneginf(new_top), 0.0, new_top)
         weights = jnp.exp(scores - base[..., None])
         decay = jnp.exp(top - base)
         total = total * decay + weights.sum(-1)
-        new = value_decoder.mix(weights, load_pages(values, layer, pages), real)
+        new = jnp.einsum("bkrs,bskh->bkrh", weights, value, precision="highest")
         return new_top, total, acc * decay[..., None] + new
 
     rounds = -(-length.max() // (round_pages * p))
-    empty = jnp.full((B, T, K, G), -jnp.inf), jnp.zeros((B, T, K, G)), jnp.zeros((B, T, K, G, H))
+    empty = jnp.full((B, K, R), -jnp.inf), jnp.zeros((B, K, R)), jnp.zeros((B, K, R, H))
     top, total, acc = jax.lax.fori_loop(0, rounds, one_round, empty)
     out = acc / jnp.where(total > 0, total, 1.0)[..., None]
     lse = jnp.log(total) + jnp.where(jnp.isneginf(top), 0.0, top)
-    return out.reshape(B, T, N, H), lse.reshape(B, T, N)
+    return _by_token(out, T), _by_token(lse[..., None], T)[..., 0]
+
+
+def _by_token(x: Float[Array, "B K R n"], T: int) -> Float[Array, "B T N n"]:
+    """Rows back where they came from."""
+    B, K, R, n = x.shape
+    return x.reshape(B, K, R // T, T, n).transpose(0, 3, 1, 2, 4).reshape(B, T, -1, n)
 
 
 def load_pages(pages: Packed, layer: LayerIndex, ids: Int[Array, "B n"]) -> Packed:
