@@ -1,5 +1,6 @@
 """A model as it is loaded, before it has a cache."""
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from jkvq.models.config import ModelConfig
 from jkvq.models.decoder import Params, weight_bytes
 from jkvq.models.formats.checkpoint import Checkpoint, open_checkpoint
 from jkvq.models.tokenizer import Tokenizer
+from jkvq.support.compile_cache import keep_compiled_programs
 from jkvq.support.errors import UserError, nearest
 from jkvq.support.memory import format_bytes, free_bytes
 
@@ -42,7 +44,12 @@ def load_model(model: str | Path, *, dtype: str | None = None) -> Model:
 def read_model(name: str, checkpoint: Checkpoint, dtype) -> Model:
     """The model of an open checkpoint."""
     _require_memory(checkpoint, dtype)
-    return Model(name, checkpoint.config, checkpoint.params(dtype), checkpoint.tokenizer())
+    keep_compiled_programs()
+    # The tokenizer's library takes seconds to import: meanwhile the weights are read.
+    with ThreadPoolExecutor(1) as aside:
+        tokenizer = aside.submit(checkpoint.tokenizer)
+        params = checkpoint.params(dtype)
+        return Model(name, checkpoint.config, params, tokenizer.result())
 
 
 def compute_dtype(name: str | None):

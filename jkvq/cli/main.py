@@ -1,6 +1,5 @@
 """The command line. Texts go to stdout, tables too, everything else to stderr."""
 
-import os
 import sys
 import warnings
 from typing import Annotated
@@ -15,7 +14,6 @@ from jkvq.cli.generate import generate
 from jkvq.cli.inspect import inspect
 from jkvq.support.errors import CacheWarning, UserError
 from jkvq.support.progress import stderr
-from jkvq.support.user_cache import cache_folder
 from jkvq.version import VERSION
 
 app = typer.Typer(
@@ -68,8 +66,6 @@ def _say(sentence: str, style: str) -> None:
 def main() -> None:
     """Runs the command line; a UserError ends in its sentence and exit code 2."""
     warnings.showwarning = _show_warning
-    if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):  # JAX reads it when it is imported
-        os.environ["JAX_COMPILATION_CACHE_DIR"] = str(cache_folder() / "compiled")
     try:
         app()
     except UserError as error:
