@@ -122,16 +122,6 @@ class Layer(nnx.Module):
         return x + self.mlp(self.mlp_norm(x)), state
 
 
-class Decoder(nnx.Module):
-    """Embedding, layers, final norm and output head."""
-
-    def __init__(self, config: ModelConfig):
-        self.embedding = _weight(config.vocab, config.width)
-        self.layers = nnx.List([Layer(config) for _ in range(config.layers)])
-        self.norm = RMSNorm(config.width, config.norm_eps)
-        self.head = None if config.tied else Linear(config.width, config.vocab)
-
-
 def rotary_angles(config: ModelConfig, position: Int[Array, "B T"]) -> Rotary:
     """The angle of every rotary pair, in float32."""
     return angles(jnp.asarray(config.rope_frequency), position)
@@ -141,14 +131,22 @@ def _precision(x: Array) -> str | None:
     return "highest" if x.dtype == jnp.float32 else None
 
 
-@functools.lru_cache(maxsize=16)
-def _shapes(config: ModelConfig) -> Params:
-    return nnx.to_pure_dict(nnx.state(nnx.eval_shape(lambda: Decoder(config))))
-
-
 def abstract_params(config: ModelConfig, dtype) -> Params:
     """Shapes of every parameter: what a loader must fill."""
-    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, dtype), _shapes(config))
+
+    def shapes(module: Callable[[], nnx.Module]) -> Params:
+        state = nnx.to_pure_dict(nnx.state(nnx.eval_shape(module)))
+        return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, dtype), state)
+
+    layer = shapes(lambda: Layer(config))
+    params = {
+        "embedding": jax.ShapeDtypeStruct((config.vocab, config.width), dtype),
+        "layers": dict.fromkeys(range(config.layers), layer),
+        "norm": shapes(lambda: RMSNorm(config.width, config.norm_eps)),
+    }
+    if not config.tied:
+        params["head"] = shapes(lambda: Linear(config.width, config.vocab))
+    return params
 
 
 def weight_bytes(config: ModelConfig, dtype) -> int:

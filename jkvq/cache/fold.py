@@ -6,13 +6,15 @@ mean exactly.
 """
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
 
-from jkvq.cache.basis import Basis
+from jkvq.cache.basis import Basis, SideBasis
 from jkvq.models.config import ModelConfig
 from jkvq.models.decoder import Params
+from jkvq.pallas_kernels.formats.packed import LayerIndex
 
 
 def fold_values(
@@ -40,22 +42,30 @@ def fold_values(
 
 
 def _fold_layer(config: ModelConfig, layer: Params, basis: Basis, index: int) -> Params:
-    K, H, G = config.kv_heads, config.head_dim, config.heads // config.kv_heads
-    dtype = layer["attention"]["v"]["weight"].dtype
     side = basis.value
     layer = _with_biases(config, layer) if side.mean is not None or config.v_bias else layer
-    v, o = (
-        jax.tree.map(lambda x: x.astype(jnp.float32), layer["attention"][name]) for name in "vo"
-    )
+    attention = layer["attention"]
+    shape = config.kv_heads, config.head_dim
+    new = _folded(shape, attention["v"], attention["o"], side, index)
+    return {**layer, "attention": {**attention, **new}}
+
+
+@functools.partial(jax.jit, static_argnames="shape")
+def _folded(
+    shape: tuple[int, int], v: Params, o: Params, side: SideBasis, index: LayerIndex
+) -> dict[str, Params]:
+    """The projections of values and of the output in the basis of a layer."""
+    (K, H), dtype = shape, v["weight"].dtype
+    v, o = jax.tree.map(lambda x: x.astype(jnp.float32), (v, o))
     R, dual = (
         jnp.broadcast_to(jnp.eye(H)[None] if x is None else x, (K, H, H))
         for x in (side.rotation(index), side.dual(index))
     )
     weight = jnp.einsum("khd,khi->kid", v["weight"].reshape(K, H, -1), R, precision="highest")
-    out = o["weight"].reshape(-1, K, G, H)
+    out = o["weight"].reshape(len(o["weight"]), K, -1, H)
     new_v = {"weight": weight.reshape(K * H, -1)}
     rotated_out = jnp.einsum("dkgh,khi->dkgi", out, dual, precision="highest")
-    new_o = {"weight": rotated_out.reshape(-1, K * G * H)}
+    new_o = {"weight": rotated_out.reshape(len(out), -1)}
     if "bias" in v:
         mean = jnp.zeros((K, H)) if side.mean is None else side.mean[index]
         centred = v["bias"].reshape(K, H) - mean
@@ -63,8 +73,7 @@ def _fold_layer(config: ModelConfig, layer: Params, basis: Basis, index: int) ->
         new_v["bias"] = rotated.reshape(-1)
         back = jnp.einsum("dkgh,kh->d", out, mean, precision="highest")
         new_o["bias"] = o["bias"] + back
-    cast = jax.tree.map(lambda x: x.astype(dtype), {"v": new_v, "o": new_o})
-    return {**layer, "attention": {**layer["attention"], **cast}}
+    return jax.tree.map(lambda x: x.astype(dtype), {"v": new_v, "o": new_o})
 
 
 def _with_biases(config: ModelConfig, layer: Params) -> Params:

@@ -1,6 +1,7 @@
 """The paged KV cache: a pytree that every step takes, updates in place and returns."""
 
 import dataclasses
+import functools
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -164,12 +165,20 @@ def empty_cache(
 ) -> KVCache:
     """A cache of ``pages`` pages, the padding page among them, that stores nothing yet."""
     rows = block_table.shape[0]
-    groups = jax.tree.map(
+    groups = _empty_groups(spec, shape, pages, 1 + rows * pages_of_window(spec))
+    row, length = (jnp.asarray(f(rows, dtype=np.int32)) for f in (np.arange, np.zeros))
+    return KVCache(groups, Sequences(block_table, row, length), spec)
+
+
+# One program, and not one for each shape
+@functools.partial(jax.jit, static_argnums=range(4))
+def _empty_groups(
+    spec: CacheSpec, shape: CacheShape, pages: int, window_pages: int
+) -> tuple[LayerGroup, ...]:
+    return jax.tree.map(
         lambda leaf: jnp.zeros(leaf.shape, leaf.dtype),
-        abstract_groups(spec, shape, pages, 1 + rows * pages_of_window(spec)),
+        abstract_groups(spec, shape, pages, window_pages),
     )
-    row = jnp.arange(rows, dtype=jnp.int32)
-    return KVCache(groups, Sequences(block_table, row, jnp.zeros(rows, jnp.int32)), spec)
 
 
 def page_of(

@@ -6,6 +6,7 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float, Int
 
 from jkvq.cache.layout import (
     KVCache,
@@ -45,17 +46,16 @@ class Batch:
         )
 
     def prefill(self, llm: LLM, tokens: list[list[int]]) -> jax.Array:
-        """Runs the prompts, and returns the hidden state [rows, D] of each one's last token."""
-        width, dtype = llm.config.width, llm.params["embedding"].dtype
+        """Runs the prompts, and returns the hidden state [rows, 1, D] of each one's last token."""
         order = sorted(range(len(tokens)), key=lambda row: len(tokens[row]))
-        last, lengths = jnp.zeros((self.rows, width), dtype), np.zeros(self.rows, np.int32)
+        place, lengths, found = *np.zeros((2, self.rows), np.int32), []
         for start in range(0, len(order), _GROUP):
             rows = order[start : start + _GROUP]
-            hidden = self._prefill_group(llm, rows, [tokens[row] for row in rows])
-            last = last.at[np.asarray(rows)].set(hidden[: len(rows)])
+            place[rows] = sum(map(len, found)) + np.arange(len(rows))
             lengths[rows] = [len(tokens[row]) for row in rows]
+            found.append(self._prefill_group(llm, rows, [tokens[row] for row in rows]))
         self._select(np.arange(self.rows), self._table, lengths)
-        return last
+        return _chosen(tuple(found), jnp.asarray(place))
 
     def _prefill_group(self, llm: LLM, rows: list[int], tokens: list[list[int]]) -> jax.Array:
         """Runs prompts of about the same length, chunk by chunk, on their rows of the cache."""
@@ -65,7 +65,8 @@ class Batch:
         row = np.full(size, -1, np.int32)  # padding has none
         row[: len(rows)] = rows
         self._select(row, table, np.zeros(size, np.int32))
-        hidden = jnp.zeros((size, llm.config.width), llm.params["embedding"].dtype)
+        dtype = llm.params["embedding"].dtype
+        hidden = jnp.asarray(np.zeros((size, 1, llm.config.width), dtype))
         longest = max(map(len, tokens))
         for start in range(0, longest, _CHUNKS[-1]):
             chunks = [row[start : start + _CHUNKS[-1]] for row in tokens]
@@ -90,6 +91,12 @@ class Batch:
         """Turns the cache to some of its sequences."""
         now = Sequences(jnp.asarray(table), jnp.asarray(row, jnp.int32), jnp.asarray(length))
         self.cache = dataclasses.replace(self.cache, sequences=now)
+
+
+@jax.jit
+def _chosen(parts: tuple[Float[Array, "_ 1 D"], ...], place: Int[Array, " B"]):
+    """Rows of all parts, in this order."""
+    return jnp.concatenate(parts)[place]
 
 
 def _pool_pages(llm: LLM, lengths: list[int], rows: int) -> int:

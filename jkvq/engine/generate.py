@@ -290,12 +290,13 @@ def _initial_state(llm, tokens, budgets, rules, options: Options, rows: int) -> 
     for row, prompt in enumerate(tokens):
         seen[row, prompt] = True
     padding = rows - len(tokens)
+    # Made by numpy: every small array that JAX makes is a program to compile.
     return Decoding(
-        token=jnp.zeros(rows, jnp.int32),
-        made=jnp.zeros(rows, jnp.int32),
-        budget=jnp.asarray([*budgets, *[0] * padding], jnp.int32),
-        active=jnp.arange(rows) < len(tokens),
-        failed=jnp.zeros(rows, bool),
+        token=jnp.asarray(np.zeros(rows, np.int32)),
+        made=jnp.asarray(np.zeros(rows, np.int32)),
+        budget=jnp.asarray(np.asarray([*budgets, *[0] * padding], np.int32)),
+        active=jnp.asarray(np.arange(rows) < len(tokens)),
+        failed=jnp.asarray(np.zeros(rows, bool)),
         seen=jnp.asarray(seen),
         stop_tokens=jnp.asarray(padded_stops),
         sampler=SamplerArrays.stack([*rules, *[Sampling()] * padding]),

@@ -61,15 +61,15 @@ class SamplerArrays:
     @classmethod
     def stack(cls, rows: Sequence[Sampling]) -> "SamplerArrays":
         def column(name: str, dtype):
-            return jnp.asarray([getattr(row, name) for row in rows], dtype)
+            return jnp.asarray(np.asarray([getattr(row, name) for row in rows], dtype))
 
         return cls(
-            column("repetition_penalty", jnp.float32),
-            column("temperature", jnp.float32),
-            column("top_k", jnp.int32),
-            column("top_p", jnp.float32),
-            column("min_p", jnp.float32),
-            jnp.asarray([divmod(row.seed, 2**32) for row in rows], jnp.uint32),
+            column("repetition_penalty", np.float32),
+            column("temperature", np.float32),
+            column("top_k", np.int32),
+            column("top_p", np.float32),
+            column("min_p", np.float32),
+            jnp.asarray(np.asarray([divmod(row.seed, 2**32) for row in rows], np.uint32)),
         )
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from jkvq.cache.basis import Basis
@@ -54,9 +55,9 @@ def prefill_chunk(
     cache: KVCache,
     tokens: Int[Array, "B T"],
     count: Int[Array, " B"],
-    last: Float[Array, "B D"],
+    last: Float[Array, "B 1 D"],
     implementation: Implementation = "reference",
-) -> tuple[KVCache, Float[Array, "B D"]]:
+) -> tuple[KVCache, Float[Array, "B 1 D"]]:
     """Runs a chunk of each prompt; ``last`` keeps the newest real token's hidden state."""
     hidden, cache = forward(
         config, params, basis, cache, tokens, count, phase="prefill", implementation=implementation
@@ -65,18 +66,18 @@ def prefill_chunk(
 
 
 @functools.partial(jax.jit, donate_argnames="last")
-def _newest(hidden: Float[Array, "B T D"], count: Int[Array, " B"], last: Float[Array, "B D"]):
+def _newest(hidden: Float[Array, "B T D"], count: Int[Array, " B"], last: Float[Array, "B 1 D"]):
     end = jnp.maximum(count - 1, 0)[:, None, None]
-    newest = jnp.take_along_axis(hidden, end, axis=1)[:, 0]
-    return jnp.where((count > 0)[:, None], newest, last)
+    newest = jnp.take_along_axis(hidden, end, axis=1)
+    return jnp.where((count > 0)[:, None, None], newest, last)
 
 
 @functools.partial(jax.jit, static_argnames="config", donate_argnames="state")
 def draw_token(
-    config: ModelConfig, params: Params, hidden: Float[Array, "B D"], state: Decoding
+    config: ModelConfig, params: Params, hidden: Float[Array, "B 1 D"], state: Decoding
 ) -> tuple[Decoding, Drawn]:
     """Draws a token of each active sequence from its newest token's hidden state."""
-    state, logprob = _draw(logits(config, params, hidden), state)
+    state, logprob = _draw(logits(config, params, hidden[:, 0]), state)
     return state, Drawn(state.token[:, None], logprob[:, None])
 
 
@@ -102,18 +103,24 @@ def decode_burst(
 
 def _burst_by_layers(config, params, basis, cache, state: Decoding, limit: int, implementation):
     drawn: list[Drawn] = []
-    while len(drawn) < limit and bool(state.active.any()):
+    while len(drawn) < limit and np.asarray(state.active).any():
         cache, state, new = _one_token(config, params, basis, cache, state, implementation)
         drawn.append(new)
-    return cache, state, jax.tree.map(lambda *steps: jnp.concatenate(steps, axis=1), *drawn)
+    return cache, state, jax.tree.map(lambda *steps: np.concatenate(steps, axis=1), *drawn)
 
 
 def _one_token(config, params, basis, cache, state: Decoding, implementation):
-    count, token = state.active.astype(jnp.int32), state.token[:, None]
+    token, count = _new_tokens(state)
     hidden, cache = forward(
         config, params, basis, cache, token, count, phase="decode", implementation=implementation
     )
-    return cache, *draw_token(config, params, hidden[:, 0], state)
+    return cache, *draw_token(config, params, hidden, state)
+
+
+@jax.jit
+def _new_tokens(state: Decoding) -> tuple[Int[Array, "B 1"], Int[Array, " B"]]:
+    """The newest token of each sequence, and how many of it there are: 1 or 0."""
+    return state.token[:, None], state.active.astype(jnp.int32)
 
 
 @functools.partial(

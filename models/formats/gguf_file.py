@@ -1,6 +1,7 @@
 """GGUF files: any tensor type that the gguf package dequantizes."""
 
 import dataclasses
+import math
 from pathlib import Path
 
 import numpy as np
@@ -55,8 +56,11 @@ class GGUFFile:
     def _read(self, name: str) -> np.ndarray:
         info = self._header.tensors[name]
         raw = np.fromfile(self.path, np.uint8, count=info.bytes, offset=info.offset)
-        rows = raw.reshape(*info.shape[:-1], -1)
-        return dequantize(rows, info.kind).reshape(info.shape)
+        # It works on 16 rows at a time: fewer and longer ones take a third of the time.
+        rows = math.prod(info.shape[:-1])
+        return dequantize(raw.reshape(rows // math.gcd(rows, 32), -1), info.kind).reshape(
+            info.shape
+        )
 
     def _read_rotate_half(self, name: str) -> np.ndarray:
         """The tensor with rotary pairs as halves: llama files hold queries and keys interleaved."""

@@ -4,11 +4,11 @@ The gguf package reads headers too, but takes 10 s for a vocabulary of 150,000 t
 fraction of one. Its tables of types and sizes are used here.
 """
 
-import os
+import mmap
 import struct
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType
@@ -52,7 +52,9 @@ def read_header(path: Path) -> Header:
     """Reads the header and checks that the file is long enough for its tensors."""
     try:
         with path.open("rb") as file:
-            header = _Reader(file).header()
+            size = path.stat().st_size  # an empty file cannot be mapped
+            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
+            header = _Reader(str(path), data).header()
     except (struct.error, EOFError, ValueError):
         raise UserError(f"{path} is truncated or damaged; fetch it again") from None
     needed = max((info.offset + info.bytes for info in header.tensors.values()), default=0)
@@ -66,21 +68,21 @@ def read_header(path: Path) -> Header:
 class _Reader:
     """A cursor over the header of one file."""
 
-    def __init__(self, file: BinaryIO):
-        self.file = file
-        self.size = os.fstat(file.fileno()).st_size
+    def __init__(self, name: str, data: bytes | mmap.mmap):
+        self.name, self.data, self.at = name, data, 0
 
     def header(self) -> Header:
-        if self.file.read(4) != b"GGUF":
-            raise UserError(f"{self.file.name} is not a GGUF file; fetch it again")
+        if self.data[:4] != b"GGUF":
+            raise UserError(f"{self.name} is not a GGUF file; fetch it again")
+        self.at = 4
         version = self._unpack("<I")
         if version not in (2, 3):
-            raise UserError(f"{self.file.name} is GGUF version {version}; 2 and 3 are supported")
+            raise UserError(f"{self.name} is GGUF version {version}; 2 and 3 are supported")
         tensor_count, field_count = self._unpack("<Q"), self._unpack("<Q")
         metadata = dict(self._field() for _ in range(field_count))
         infos = [self._tensor() for _ in range(tensor_count)]
         align = metadata.get("general.alignment", 32)
-        start = -(-self.file.tell() // align) * align
+        start = -(-self.at // align) * align
         tensors = {
             name: TensorInfo(shape, kind, start + offset, size)
             for name, shape, kind, offset, size in infos
@@ -88,12 +90,15 @@ class _Reader:
         return Header(metadata, tensors)
 
     def _unpack(self, layout: str):
-        return struct.unpack(layout, self._bytes(struct.calcsize(layout)))[0]
+        (value,) = struct.unpack_from(layout, self.data, self.at)
+        self.at += struct.calcsize(layout)
+        return value
 
     def _bytes(self, count: int) -> bytes:
-        if count > self.size - self.file.tell():
+        if count > len(self.data) - self.at:
             raise EOFError
-        return self.file.read(count)
+        self.at += count
+        return self.data[self.at - count : self.at]
 
     def _string(self) -> str:
         return self._bytes(self._unpack("<Q")).decode("utf-8", errors="replace")

@@ -20,7 +20,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Integer, UInt8
-from scipy.special import betainc, betaincinv, gammaln
 
 from jkvq.pallas_kernels.formats.packing import stream_offsets
 from jkvq.pallas_kernels.formats.words import as_float16
@@ -39,6 +38,9 @@ def level_coefficients(bits: int, size: int) -> tuple[float, ...]:
     proportional to (1 - t^2 / size)^((size - 3) / 2): cells of what is nearest to each level, then
     the polynomial that is nearest to the means of the cells.
     """
+    # It takes a third of a second to import, which caches with other codecs need not wait for.
+    from scipy.special import betainc, betaincinv, gammaln  # noqa: PLC0415
+
     u = _places(bits)
     powers = u[:, None] ** (2 * np.arange(min(TERMS, 2 ** (bits - 1))) + 1)
     # The best levels for many bits are quantiles of the density's cubic root: start there.
