@@ -61,9 +61,10 @@ def generate(
     text = sys.stdin.read() if prompt == "-" else prompt
     if not text:
         raise UserError("the prompt is empty: give at least one word")
-    from jkvq.cache.specs.spec_text import spec_text
-    from jkvq.engine.generate import stream
-    from jkvq.loading.load import load
+    with spinner("Starting"):
+        from jkvq.cache.specs.spec_text import spec_text
+        from jkvq.engine.generate import stream
+        from jkvq.loading.load import load
 
     llm = load(
         model,
@@ -114,5 +115,6 @@ def _report(generation: "Generation", cache: str) -> None:
     rate = f", {(new - 1) / timings.decode:.1f} tokens/s" if new > 1 else ""
     note(
         f"{generation.prompt_tokens} tokens read, {new} written{rate}; "
-        f"{timings.compile:.1f} s of compilation; {cache}; seed {generation.seed}"
+        f"{timings.compile:.1f} s of compilation and {timings.fetch:.1f} s for kept programs; "
+        f"{cache}; seed {generation.seed}"
     )

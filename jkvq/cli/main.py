@@ -1,6 +1,9 @@
 """The command line. Texts go to stdout, tables too, everything else to stderr."""
 
+import os
 import sys
+import threading
+import traceback
 import warnings
 from typing import Annotated
 
@@ -13,8 +16,10 @@ from jkvq.cli.evaluate.app import evaluate
 from jkvq.cli.generate import generate
 from jkvq.cli.inspect import inspect
 from jkvq.support.errors import CacheWarning, UserError
-from jkvq.support.progress import stderr
+from jkvq.support.progress import say, stderr
 from jkvq.version import VERSION
+
+_INTERRUPTED = 130  # what shells expect after Ctrl-C
 
 app = typer.Typer(
     help="Language models in JAX with a paged KV cache.",
@@ -51,7 +56,7 @@ def _options(
 
 def _show_warning(message, category, filename, lineno, file=None, line=None) -> None:
     if issubclass(category, CacheWarning):
-        _say(f"{message}", "yellow")
+        say(f"jkvq: {message}", "yellow")
     else:
         _show_other_warning(message, category, filename, lineno, file, line)
 
@@ -59,15 +64,37 @@ def _show_warning(message, category, filename, lineno, file=None, line=None) -> 
 _show_other_warning = warnings.showwarning
 
 
-def _say(sentence: str, style: str) -> None:
-    stderr().print(f"jkvq: {sentence}", style=style, soft_wrap=True, highlight=False, markup=False)
-
-
 def main() -> None:
-    """Runs the command line; a UserError ends in its sentence and exit code 2."""
+    """Runs the command line; a UserError ends in its sentence and exit code 2.
+
+    The command runs in a thread of its own: this one listens to Ctrl-C, which a compiler, once it
+    is called, does not.
+    """
     warnings.showwarning = _show_warning
+    ended: list[int] = []
+    command = threading.Thread(target=lambda: ended.append(_run()), daemon=True)
+    command.start()
+    try:
+        while command.is_alive():
+            command.join(0.1)
+    except KeyboardInterrupt:
+        stderr().show_cursor()
+        say("jkvq: interrupted", "red")
+        sys.stdout.flush()
+        os._exit(_INTERRUPTED)
+    sys.exit(ended[0])
+
+
+def _run() -> int:
+    """The exit code."""
     try:
         app()
     except UserError as error:
-        _say(str(error), "red")
-        sys.exit(2)
+        say(f"jkvq: {error}", "red")
+        return 2
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    return 0

@@ -16,14 +16,14 @@ from jkvq.engine.batch import Batch
 from jkvq.engine.detokenize import TextStream
 from jkvq.engine.prompt import Prompt, as_batch, encode_prompt
 from jkvq.engine.sampling import SamplerArrays, Sampling
-from jkvq.engine.steps import BURST, Decoding, Drawn, decode_burst, draw_token
+from jkvq.engine.steps import BURST, Decoding, Drawn, decode_burst, draw_token, prepare_burst
 from jkvq.llm import LLM
-from jkvq.support.compile_clock import compile_seconds
+from jkvq.support.compile_clock import Compiling, compiling
 from jkvq.support.errors import UserError, nearest
 
 FinishReason = Literal["stop", "length", "error"]
 
-_STREAM_BURST = 8  # tokens per launch while somebody watches
+_STREAM_BURST = 8  # tokens per launch while somebody watches a GPU; a CPU launches each anyway
 
 
 @dataclass(frozen=True)
@@ -93,11 +93,16 @@ class Options:
 
 @dataclass(frozen=True)
 class Timings:
-    """Wall-clock seconds of the whole batch; compilation is counted apart from the rest."""
+    """Wall-clock seconds of the whole batch.
+
+    compile, fetch: of programs that were compiled, and of those that an earlier process had kept;
+        neither is part of the other figures.
+    """
 
     prefill: float
     decode: float
     compile: float
+    fetch: float
 
 
 @dataclass(frozen=True)
@@ -167,7 +172,8 @@ def generate(llm: LLM, prompts, **options: Any) -> Generation | list[Generation]
 def stream(llm: LLM, prompts: Prompt | Sequence[Prompt], **options: Any) -> Iterator[Piece]:
     """Like `generate`, but gives each prompt's text in pieces, as it is written."""
     batch, _ = as_batch(prompts)
-    return _run(llm, batch, Options.read(options), _STREAM_BURST)
+    burst = 1 if jax.default_backend() == "cpu" else _STREAM_BURST
+    return _run(llm, batch, Options.read(options), burst)
 
 
 def _run(llm: LLM, prompts: Sequence[Prompt], options: Options, burst: int) -> Iterator[Piece]:
@@ -183,8 +189,11 @@ def _pieces(llm, tokens, budgets, rules, batch: "Batch", options: Options, burst
     hidden = batch.prefill(llm, tokens)
     state = _initial_state(llm, tokens, budgets, rules, options, batch.rows)
     state, drawn = draw_token(llm.config, llm.params, hidden, state)
-    writers = [_Writer(TextStream(llm.tokenizer, options.stop_strings), len(row)) for row in tokens]
     cache = batch.cache
+    if max(budgets) > 1:
+        run = llm.config, llm.params, llm.basis
+        cache, state = prepare_burst(*run, cache, state, llm.implementation)
+    writers = [_Writer(TextStream(llm.tokenizer, options.stop_strings), len(row)) for row in tokens]
     while True:
         host: tuple[Decoding, Drawn] = jax.device_get((_light(state), drawn))
         clock.mark_prefill()
@@ -207,23 +216,27 @@ def _pieces(llm, tokens, budgets, rules, batch: "Batch", options: Options, burst
 
 
 class _Clock:
-    """Seconds since its making, split into prefill, decode and compilation."""
+    """Seconds since its making, split into prefill, decode and what programs took."""
 
     def __init__(self):
-        self._start, self._compile = time.perf_counter(), compile_seconds()
-        self._first: tuple[float, float] | None = None
+        self._start, self._first = self._now(), None
+
+    @staticmethod
+    def _now() -> tuple[float, Compiling]:
+        return time.perf_counter(), compiling()
 
     def mark_prefill(self) -> None:
         if self._first is None:
-            self._first = (time.perf_counter(), compile_seconds())
+            self._first = self._now()
 
     def timings(self) -> Timings:
-        first, first_compile = self._first or (time.perf_counter(), compile_seconds())
-        now, now_compile = time.perf_counter(), compile_seconds()
+        (start, before), (now, after) = self._start, self._now()
+        first, between = self._first or (now, after)
         return Timings(
-            prefill=first - self._start - (first_compile - self._compile),
-            decode=now - first - (now_compile - first_compile),
-            compile=now_compile - self._compile,
+            prefill=first - start - (sum(between) - sum(before)),
+            decode=now - first - (sum(after) - sum(between)),
+            compile=after.compile - before.compile,
+            fetch=after.fetch - before.fetch,
         )
 
 

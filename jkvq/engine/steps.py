@@ -7,6 +7,7 @@ host inside a burst.
 import dataclasses
 import functools
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -99,6 +100,36 @@ def decode_burst(
     if jax.default_backend() == "cpu":
         return _burst_by_layers(*run, limit, implementation)
     return unrolled_burst(*run, jnp.int32(limit), implementation)
+
+
+_prepared: set[Any] = set()
+
+
+def prepare_burst(
+    config: ModelConfig,
+    params: Params,
+    basis: Basis,
+    cache: KVCache,
+    state: Decoding,
+    implementation: Implementation = "reference",
+) -> tuple[KVCache, Decoding]:
+    """Compiles what bursts of these shapes run, where that is not done; changes nothing.
+
+    So that nobody who watches sees a first token and then waits for a compiler.
+    """
+    shapes = tuple((x.shape, x.dtype) for x in jax.tree.leaves((cache, state)))
+    kind = config, cache.spec, params["embedding"].dtype, implementation, shapes
+    if kind in _prepared:
+        return cache, state
+    active, run = state.active, (config, params, basis, cache)
+    # A step of which no sequence is a part
+    state = dataclasses.replace(state, active=jnp.asarray(np.zeros(len(active), bool)))
+    if jax.default_backend() == "cpu":
+        cache, state, _ = _one_token(*run, state, implementation)
+    else:
+        cache, state, _ = unrolled_burst(*run, state, jnp.int32(0), implementation)
+    _prepared.add(kind)
+    return cache, dataclasses.replace(state, active=active)
 
 
 def _burst_by_layers(config, params, basis, cache, state: Decoding, limit: int, implementation):

@@ -23,6 +23,7 @@ from jkvq.models.fingerprint import fingerprint
 from jkvq.models.formats.checkpoint import open_checkpoint
 from jkvq.models.model import Model, compute_dtype, read_model
 from jkvq.support.errors import CacheWarning, UserError
+from jkvq.support.progress import spinner
 
 
 def load(
@@ -59,11 +60,12 @@ def load(
             _warn(f"the cache is {spec_text(spec)}, not {DEFAULT_CACHES[0]}: {reason}")
     given = None if calibration is None else find_calibration(model, spec, calibration)
     _refuse_early(checkpoint.config, str(model), spec, given, implementation)
-    plain = read_model(str(model), checkpoint, compute)
-    known = calibration_for(plain, spec, given)
     how = {"implementation": implementation, "pool_tokens": pool_tokens}
-    llm = with_cache(plain, spec, known, **how)
-    found = check_cache(plain, llm, known) if check else None
+    with spinner(f"Preparing {model}"):
+        plain = read_model(str(model), checkpoint, compute)
+        known = calibration_for(plain, spec, given)
+        llm = with_cache(plain, spec, known, **how)
+        found = check_cache(plain, llm, known) if check else None
     if found is None or not found.broken:
         return llm
     broken = f"{found.cache} breaks this model: KL {found.kl:.2g}"

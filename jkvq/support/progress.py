@@ -1,7 +1,9 @@
-"""Progress on stderr: bars and spinners for people, nothing where no terminal listens."""
+"""Progress on stderr: bars and spinners on a terminal, a line now and then elsewhere."""
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Protocol
 
 from rich.console import Console
 from rich.progress import (
@@ -10,9 +12,13 @@ from rich.progress import (
     MofNCompleteColumn,
     Progress,
     ProgressColumn,
+    SpinnerColumn,
+    TaskID,
     TextColumn,
     TimeRemainingColumn,
 )
+
+_FIRST_LINE, _NEXT_LINES = 1.0, 10.0  # seconds
 
 
 def stderr() -> Console:
@@ -20,9 +26,96 @@ def stderr() -> Console:
     return Console(stderr=True)
 
 
+class Display(Protocol):
+    """What is on the screen while something is done; it may be taken off and put on again."""
+
+    def start(self) -> None: ...
+    def stop(self) -> None: ...
+
+
+_on_screen: list[Display] = []  # only the last one is shown
+
+
+@contextmanager
+def _shown(display: Display) -> Iterator[None]:
+    if _on_screen:
+        _on_screen[-1].stop()
+    _on_screen.append(display)
+    display.start()
+    try:
+        yield
+    finally:
+        display.stop()
+        _on_screen.remove(display)
+        if _on_screen:
+            _on_screen[-1].start()
+
+
+def _print(text: str, style: str) -> None:
+    stderr().print(text, style=style, highlight=False, markup=False, soft_wrap=True)
+
+
+def say(text: str, style: str) -> None:
+    """A line for the person who waits, above what is shown."""
+    if _on_screen:
+        _on_screen[-1].stop()
+    _print(text, style)
+    if _on_screen:
+        _on_screen[-1].start()
+
+
 def note(text: str) -> None:
-    """A line for the person who waits."""
-    stderr().print(text, style="dim", highlight=False, markup=False, soft_wrap=True)
+    """A line of lesser weight."""
+    say(text, "dim")
+
+
+class _Lines:
+    """Lines where no terminal listens: after a second, then every ten."""
+
+    def __init__(self, say: Callable[[], str]):
+        self._say, self._ended = say, threading.Event()
+
+    def start(self) -> None:
+        self._ended = threading.Event()
+        threading.Thread(target=self._go_on, args=(self._ended,), daemon=True).start()
+
+    def stop(self) -> None:
+        self._ended.set()
+
+    def _go_on(self, ended: threading.Event) -> None:
+        pause = _FIRST_LINE
+        while not ended.wait(pause):
+            _print(self._say(), "dim")
+            pause = _NEXT_LINES
+
+
+class Bar:
+    """The handle of one bar."""
+
+    def __init__(self, label: str, total: int):
+        self._label, self._total, self.done = label, total, 0.0
+        self._shown: tuple[Progress, TaskID] | None = None
+
+    def show(self, progress: Progress) -> None:
+        """Puts it on a display, where it pulses until its first step is done."""
+        self._shown = progress, progress.add_task(self._label, total=None)
+
+    def advance(self, amount: float) -> None:
+        """Adds to what is done."""
+        self.reach(self.done + amount)
+
+    def reach(self, amount: float) -> None:
+        """Sets what is done."""
+        self.done = amount
+        if self._shown is not None:
+            progress, task = self._shown
+            progress.update(task, total=self._total, completed=amount)
+
+    def line(self) -> str:
+        """How far it is, in a line."""
+        if not self.done:
+            return f"{self._label} ..."
+        return f"{self._label}: {min(self.done / self._total, 1):.0%} ..."
 
 
 def byte_bar(label: str, total: int):
@@ -36,36 +129,22 @@ def count_bar(label: str, total: int):
 
 
 @contextmanager
-def _bar(label: str, total: int, amount: ProgressColumn) -> Iterator["Bar"]:
-    console = stderr()
-    columns = (TextColumn("{task.description}"), BarColumn(), amount, TimeRemainingColumn())
-    with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
-    ) as progress:
-        yield Bar(progress, progress.add_task(label, total=None), total)
-
-
-class Bar:
-    """The handle of one bar, which pulses until its first step is done."""
-
-    def __init__(self, progress: Progress, task, total: int):
-        self._progress, self._task, self._total = progress, task, total
-
-    def advance(self, amount: int) -> None:
-        """Adds to what is done."""
-        self._progress.update(self._task, total=self._total, advance=amount)
-
-    def reach(self, amount: int) -> None:
-        """Sets what is done."""
-        self._progress.update(self._task, total=self._total, completed=amount)
+def _bar(label: str, total: int, amount: ProgressColumn) -> Iterator[Bar]:
+    console, bar = stderr(), Bar(label, total)
+    if not console.is_terminal:
+        with _shown(_Lines(bar.line)):
+            yield bar
+        return
+    columns = SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), amount
+    progress = Progress(*columns, TimeRemainingColumn(), console=console, transient=True)
+    bar.show(progress)
+    with _shown(progress):
+        yield bar
 
 
 @contextmanager
 def spinner(label: str) -> Iterator[None]:
-    """A spinner for work of unknown length."""
+    """For work of unknown length; what is inside may have displays of its own."""
     console = stderr()
-    if not console.is_terminal:
-        yield
-        return
-    with console.status(label):
+    with _shown(console.status(label) if console.is_terminal else _Lines(lambda: f"{label} ...")):
         yield

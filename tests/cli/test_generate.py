@@ -13,4 +13,4 @@ def test_generate_writes_text_and_reports_on_stderr(model):
     assert "calibrating on 2,048 tokens" in done.stderr
     assert "jkvq-int4; seed" in done.stderr
     assert len(found["tokens"]) == len(found["logprobs"]) <= 5
-    assert set(found["timings"]) == {"prefill", "decode", "compile"}
+    assert set(found["timings"]) == {"prefill", "decode", "compile", "fetch"}
