@@ -4,7 +4,7 @@ import bisect
 from dataclasses import dataclass
 
 from jkvq.cache.layout import pages_for, pages_of_window, stored_bytes
-from jkvq.cache.page_pool import power_of_two, roomy
+from jkvq.cache.page_pool import power_of_two, roomy_pool
 from jkvq.cache.shape import CacheShape
 from jkvq.cache.specs.spec import CacheSpec
 from jkvq.models.config import ModelConfig
@@ -69,7 +69,8 @@ def pool_bytes(
     """The cache of a batch as it is allocated: pages with some to spare, windows, padding."""
     pages = batch * pages_for(context, spec)
     windows = power_of_two(batch) * pages_of_window(spec)
-    return stored_bytes(spec, shape, 1 + (roomy(pages) if spare else pages), 1 + windows)
+    pages = roomy_pool(pages, spec.page) if spare else pages
+    return stored_bytes(spec, shape, 1 + pages, 1 + windows)
 
 
 def _fitting(spec: CacheSpec, shape: CacheShape, context: int, room: int) -> int:

@@ -10,10 +10,20 @@ def power_of_two(count: int, least: int = 1) -> int:
     return max(least, 1 << (count - 1).bit_length())
 
 
-def roomy(pages: int) -> int:
-    """Rounded up to 2^k or 3 * 2^k, 16 at least: few shapes to compile, little memory unused."""
-    power = power_of_two(max(pages, 1), 16)
-    return power * 3 // 4 if 16 < pages <= power * 3 // 4 else power
+# Programs are compiled for sizes of pools and tables: those of shorter texts share one.
+_LEAST_TOKENS = 4096
+
+
+def roomy_pool(pages: int, page: int) -> int:
+    """So many pages of ``page`` tokens rounded up to 2^k or 3 * 2^k: little memory is unused."""
+    least = max(1, _LEAST_TOKENS // page)
+    power = power_of_two(max(pages, 1), least)
+    return power * 3 // 4 if least < pages <= power * 3 // 4 else power
+
+
+def roomy_table(pages: int, page: int) -> int:
+    """Columns for so many pages, rounded up to 2^k: attention reads what is in use only."""
+    return power_of_two(max(pages, 1), max(1, _LEAST_TOKENS // page))
 
 
 class PageAllocator:

@@ -73,8 +73,8 @@ def main() -> None:
     warnings.showwarning = _show_warning
     ended: list[int] = []
     command = threading.Thread(target=lambda: ended.append(_run()), daemon=True)
-    command.start()
     try:
+        command.start()
         while command.is_alive():
             command.join(0.1)
     except KeyboardInterrupt:

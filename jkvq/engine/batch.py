@@ -16,7 +16,13 @@ from jkvq.cache.layout import (
     pages_of_window,
     stored_bytes,
 )
-from jkvq.cache.page_pool import PADDING_PAGE, PageAllocator, power_of_two, roomy
+from jkvq.cache.page_pool import (
+    PADDING_PAGE,
+    PageAllocator,
+    power_of_two,
+    roomy_pool,
+    roomy_table,
+)
 from jkvq.cache.shape import CacheShape
 from jkvq.engine.steps import prefill_chunk
 from jkvq.llm import LLM
@@ -38,7 +44,8 @@ class Batch:
         pages = _pool_pages(llm, lengths, self.rows)
         allocator = PageAllocator(pages)
         need = [pages_for(length, llm.spec) for length in lengths]
-        self._table = np.full((self.rows, roomy(max(need))), PADDING_PAGE, np.int32)
+        columns = roomy_table(max(need), llm.spec.page)
+        self._table = np.full((self.rows, columns), PADDING_PAGE, np.int32)
         for row, count in enumerate(need):
             self._table[row, :count] = allocator.allocate(count)
         self.cache: KVCache = empty_cache(
@@ -124,4 +131,4 @@ def _pool_pages(llm: LLM, lengths: list[int], rows: int) -> int:
             "prompts, or a smaller max_new_tokens"
         )
     spare = math.inf if room == math.inf else (room - sum(cost)) // page
-    return 1 + int(min(roomy(sum(need)), sum(need) + spare))
+    return 1 + int(min(roomy_pool(sum(need), spec.page), sum(need) + spare))

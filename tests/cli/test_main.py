@@ -1,7 +1,9 @@
 """The command line as a user meets it: a process of its own, its two outputs and its exit code."""
 
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -30,7 +32,22 @@ def test_bad_input_is_refused(arguments, sentence):
 def test_bad_input_ends_in_one_sentence_on_stderr():
     done = run_process("generate", "Hi", "--cache", "bf15")
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "jkvq: cache 'bf15' is not known: did you mean bf16?\n"
+    *slow, sentence = done.stderr.splitlines()
+    assert sentence == "jkvq: cache 'bf15' is not known: did you mean bf16?"
+    assert set(slow) <= {"Starting ..."}  # where importing takes more than a second
+
+
+def test_ctrl_c_is_obeyed_with_a_word_while_the_command_is_busy():
+    code = "from jkvq.cli.main import main; print('here', flush=True); main()"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    command = [sys.executable, "-c", code, "generate", "-"]
+    with subprocess.Popen(command, text=True, **pipes) as process:
+        assert process.stdout is not None and process.stderr is not None
+        assert process.stdout.readline() == "here\n"
+        time.sleep(0.5)  # it waits for a prompt now, deaf to signals as it would be in a compiler
+        process.send_signal(signal.SIGINT)
+        assert process.stderr.read() == "jkvq: interrupted\n"
+        assert process.wait() == 130
 
 
 def test_version():
