@@ -102,10 +102,12 @@ def _inspect_calibration(folder: Path, plot: Path | None, as_json: bool) -> None
     from jkvq.calibration.artefact import load_artefact
     from jkvq.calibration.drawing import draw
     from jkvq.calibration.explain import explain
+    from jkvq.support.pictures import check_picture, save_picture
 
+    check_picture(plot)
     artefact = load_artefact(folder)
     if plot is not None:
-        draw(artefact, plot)
+        save_picture(draw(artefact), plot)
     if as_json:
         print_json({**dataclasses.asdict(artefact.manifest), "says": explain(artefact)})
         return

@@ -9,7 +9,6 @@ import pytest
 
 import jkvq
 from jkvq.evaluation.fidelity import fidelity
-from jkvq.evaluation.plots import check_plot, draw_fidelity
 from jkvq.evaluation.subjects import reconstruction, subject
 from jkvq.models.decoder import run
 from tests import reference
@@ -151,13 +150,3 @@ def test_exact_caches_have_no_errors(tiny):
 def test_too_few_or_too_many_tokens_are_refused(tiny, count):
     with pytest.raises(jkvq.UserError, match=f"{count} tokens: from 11 to .* 1024"):
         fidelity(model_of(tiny), [65] * count, {})
-
-
-def test_plots_are_written_or_refused_beforehand(tiny, tmp_path):
-    found = fidelity(model_of(tiny), TOKENS, {"f32": reconstruction(model_of(tiny), "f32")})
-    draw_fidelity(found, "a title", tmp_path / "a.png")
-    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
-    with pytest.raises(jkvq.UserError, match=r"a\.pdf: a picture is written as PNG"):
-        check_plot(tmp_path / "a.pdf")
-    with pytest.raises(jkvq.UserError, match="there is no folder"):
-        check_plot(tmp_path / "none" / "a.png")

@@ -43,12 +43,13 @@ def eval_fidelity(
     from jkvq.cache.specs.spec_text import split_names
     from jkvq.evaluation.corpus import first_tokens, read_text
     from jkvq.evaluation.fidelity import fidelity
-    from jkvq.evaluation.plots import check_plot, draw_fidelity
+    from jkvq.evaluation.plots import fidelity_figure
     from jkvq.evaluation.subjects import reconstruction
     from jkvq.models.model import load_model
+    from jkvq.support.pictures import check_picture, save_picture
 
     names, content = split_names(cache), read_text(text)
-    check_plot(plot)
+    check_picture(plot)
     folders = choose_calibrations(calibration, names)
     plain = load_model(model, dtype=dtype)
     chosen = first_tokens(plain.tokenizer, content, tokens)
@@ -59,7 +60,7 @@ def eval_fidelity(
     found = fidelity(plain, chosen, caches)
     title = f"{model}, first {tokens:,} tokens of {text.name}"
     if plot is not None:
-        draw_fidelity(found, title, plot)
+        save_picture(fidelity_figure(found, title), plot)
     if as_json:
         listed = {
             name: [dataclasses.asdict(layer) for layer in each] for name, each in found.items()

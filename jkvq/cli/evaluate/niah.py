@@ -36,13 +36,14 @@ def eval_niah(
     """Needles in a haystack: how many facts of a long prompt the model still finds."""
     from jkvq.cache.specs.spec_text import parse_spec, split_names
     from jkvq.evaluation.needles import niah, read_haystack
-    from jkvq.evaluation.plots import check_plot, draw_grid
+    from jkvq.evaluation.plots import needle_figure
     from jkvq.llm import with_cache
     from jkvq.models.model import load_model
+    from jkvq.support.pictures import check_picture, save_picture
 
     names, tasks, text = split_names(cache), task.split(","), read_haystack(haystack)
     lengths, depths = _numbers("length", length), [d / 100 for d in _numbers("depth", depth)]
-    check_plot(plot)
+    check_picture(plot)
     for name in names:
         parse_spec(name)  # refuses baselines, which are for the other commands
     folders = choose_calibrations(calibration, names)
@@ -56,7 +57,8 @@ def eval_niah(
     found = niah(llms, text, tasks=tasks, lengths=lengths, depths=depths, trials=trials)
     title = f"{model}, {trials} haystack(s) for each length and depth"
     if plot is not None:
-        draw_grid(_grids(found, tasks, lengths, depths), lengths, depths, title, plot)
+        grids = _grids(found, tasks, lengths, depths)
+        save_picture(needle_figure(grids, lengths, depths, title), plot)
     if as_json:
         cells = {name: [dataclasses.asdict(cell) for cell in each] for name, each in found.items()}
         print_json({"model": model, "trials": trials, "cells": cells})
