@@ -22,7 +22,8 @@ class Footprint:
     bits_per_element: float  # of such a sequence: everything stored counts
     cache: int  # of the whole batch
     total: int
-    fits: int | None  # sequences beside the weights in the stated memory
+    fits: int | None  # sequences of the stated context beside the weights in the stated memory
+    fits_tokens: int | None  # of a single sequence there, whatever context the model was made for
 
 
 def footprint(
@@ -51,6 +52,7 @@ def footprint(
     shape = CacheShape.of(config)
     spec.check(shape.layers, shape.head_dim, config.context)
     cache = pool_bytes(spec, shape, context, batch)
+    room = None if memory is None else memory - weights
     return Footprint(
         weights=weights,
         per_packed_token=stored_bytes(spec, shape, 1, 0) / spec.page,
@@ -59,7 +61,8 @@ def footprint(
         bits_per_element=bits_per_element(spec, shape, context),
         cache=cache,
         total=weights + cache,
-        fits=None if memory is None else _fitting(spec, shape, context, memory - weights),
+        fits=None if room is None else _fitting(spec, shape, context, room),
+        fits_tokens=None if room is None else _fitting_tokens(spec, shape, room),
     )
 
 
@@ -79,6 +82,16 @@ def _fitting(spec: CacheSpec, shape: CacheShape, context: int, room: int) -> int
     sizes = range(1, most + 1)
     return bisect.bisect_right(
         sizes, room, key=lambda batch: pool_bytes(spec, shape, context, batch, spare=False)
+    )
+
+
+def _fitting_tokens(spec: CacheSpec, shape: CacheShape, room: int) -> int:
+    """The tokens of the longest sequence whose cache fits, with nothing to spare."""
+    pages = max(0, room) // stored_bytes(spec, shape, 1, 0) + pages_of_window(spec)
+    return bisect.bisect_right(
+        range(1, pages * spec.page + 1),
+        room,
+        key=lambda tokens: pool_bytes(spec, shape, tokens, 1, spare=False),
     )
 
 

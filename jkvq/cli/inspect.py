@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from jkvq.cli.shared import AsJson, ChosenCache, Dtype, Model, print_json, print_table
-from jkvq.defaults import DEFAULT_MODEL
+from jkvq.cli.shared import AsJson, Dtype, print_json, print_table
+from jkvq.defaults import DEFAULT_CACHES, DEFAULT_MODEL
 from jkvq.support.errors import UserError
 
 if TYPE_CHECKING:
@@ -22,8 +22,19 @@ def inspect(
     plot: Annotated[
         Path | None, typer.Option(help="Draw the calibration into this PNG file.")
     ] = None,
-    model: Model = DEFAULT_MODEL,
-    cache: ChosenCache = None,
+    model: Annotated[
+        str,
+        typer.Option(
+            "--model", "-m", help="Short name, folder, .gguf file, hub id or config.json."
+        ),
+    ] = DEFAULT_MODEL,
+    cache: Annotated[
+        str | None,
+        typer.Option(
+            help="One or more, with commas between; `jkvq caches` lists the names.",
+            show_default=f"{DEFAULT_CACHES[0]}, where the model can have it",
+        ),
+    ] = None,
     context: Annotated[
         int | None, typer.Option(help="Tokens per sequence.", show_default="the model's")
     ] = None,
@@ -54,48 +65,66 @@ def _inspect_memory(
     as_json: bool,
 ) -> None:
     from jkvq.cache.footprint import footprint
-    from jkvq.cache.specs.spec_text import parse_spec, spec_text
+    from jkvq.cache.specs.spec_text import parse_spec, spec_text, split_names
     from jkvq.loading.load import default_cache
     from jkvq.models.decoder import weight_bytes
-    from jkvq.models.formats.checkpoint import open_checkpoint
     from jkvq.models.model import compute_dtype
     from jkvq.support.memory import free_bytes, parse_bytes
 
-    named, compute = None if cache is None else parse_spec(cache), compute_dtype(dtype)
-    room = free_bytes() if memory is None else parse_bytes(memory)
-    config = open_checkpoint(model).config
-    spec = default_cache(config)[0] if named is None else named
-    cache, context = cache or spec_text(spec), config.context if context is None else context
+    specs = {} if cache is None else {name: parse_spec(name) for name in split_names(cache)}
+    compute, room = compute_dtype(dtype), free_bytes() if memory is None else parse_bytes(memory)
+    config = _architecture(model)
+    if not specs:
+        spec = default_cache(config)[0]
+        specs = {spec_text(spec): spec}
+    asked = {"context": config.context if context is None else context, "batch": batch}
     weights = weight_bytes(config, compute)
-    size = footprint(config, spec, weights=weights, context=context, batch=batch, memory=room)
+    sizes = {
+        name: footprint(config, spec, weights=weights, memory=room, **asked)
+        for name, spec in specs.items()
+    }
     if as_json:
-        described = {"model": model, "cache_name": cache, "context": context, "batch": batch}
         stored = {"architecture": dataclasses.asdict(config), "memory": room}
-        print_json(described | stored | dataclasses.asdict(size))
+        caches = {name: dataclasses.asdict(size) for name, size in sizes.items()}
+        print_json({"model": model, **asked, **stored, "caches": caches})
         return
-    rows = _rows(config, size, compute.__name__, context, batch, room)
-    print_table(f"{model}, {cache}", ("", ""), rows.items())
+    title = (
+        f"{model}: {config.family}, {config.layers} layers, width {config.width}, "
+        f"{config.heads} query and {config.kv_heads} KV heads of {config.head_dim}"
+    )
+    columns = [_sizes(size, compute.__name__, room, **asked) for size in sizes.values()]
+    rows = ((name, *(column[name] for column in columns)) for name in columns[0])
+    print_table(title, ("", *sizes), rows)
 
 
-def _rows(
-    config: "ModelConfig", size: "Footprint", dtype: str, context: int, batch: int, room: int | None
+def _architecture(model: str) -> "ModelConfig":
+    """Of a checkpoint, or of a config.json alone, as no weights are read here."""
+    from jkvq.models.formats.checkpoint import open_checkpoint
+    from jkvq.models.formats.hf_folder import read_config
+
+    path = Path(model).expanduser()
+    return read_config(path) if path.name == "config.json" else open_checkpoint(model).config
+
+
+def _sizes(
+    size: "Footprint", dtype: str, room: int | None, context: int, batch: int
 ) -> dict[str, str]:
+    """What the table says of one cache."""
     from jkvq.support.memory import format_bytes
 
-    rows = {
-        "architecture": f"{config.family}: {config.layers} layers, width {config.width}, "
-        f"{config.heads} query and {config.kv_heads} KV heads of {config.head_dim}",
+    said = {
         f"weights, {dtype}": format_bytes(size.weights),
         "cache per packed token": f"{size.per_packed_token:,.0f} B",
         "16-bit window per sequence": format_bytes(size.window),
-        f"cache per sequence of {context:,}": f"{format_bytes(size.per_sequence)}, "
-        f"{size.bits_per_element:.2f} bits per element",
+        f"cache per sequence of {context:,}": format_bytes(size.per_sequence),
+        "bits per element of such a sequence": f"{size.bits_per_element:.2f}",
         f"cache of {batch:,} sequence(s)": format_bytes(size.cache),
         "weights and cache": format_bytes(size.total),
     }
     if room is not None:
-        rows[f"sequences that fit {format_bytes(room)}"] = f"{size.fits:,}"
-    return rows
+        said[f"sequences of {context:,} that fit {format_bytes(room)}"] = f"{size.fits:,}"
+        said[f"tokens that fit {format_bytes(room)} as one sequence"] = f"{size.fits_tokens:,}"
+    return said
 
 
 def _inspect_calibration(folder: Path, plot: Path | None, as_json: bool) -> None:

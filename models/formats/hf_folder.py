@@ -35,7 +35,7 @@ class HFFolder:
 
     def __init__(self, folder: Path):
         self.folder = folder
-        self.config: ModelConfig = from_hf(_read_json(folder / "config.json"))
+        self.config: ModelConfig = read_config(folder / "config.json")
         self._files = _tensor_files(folder)
 
     def params(self, dtype) -> Params:
@@ -50,6 +50,11 @@ class HFFolder:
             if name not in file.keys():  # noqa: SIM118 (not a dict)
                 raise KeyError(name)
             return file.get_tensor(name)
+
+
+def read_config(path: Path) -> ModelConfig:
+    """The architecture that a config.json describes; its weights need not be there."""
+    return from_hf(_read_json(path))
 
 
 def _tensor_files(folder: Path) -> dict[str, Path]:

@@ -41,6 +41,22 @@ def test_footprint_counts_the_sequences_that_fit(name):
         assert size(memory).fits == fits
 
 
+@pytest.mark.parametrize("name", ["bf16", "int4,sink=5,recent=9,page=8", "int4,exact_layers=1"])
+def test_footprint_counts_the_tokens_that_fit(name):
+    """One more token would not fit, and the longest sequence is what a pool of its size holds."""
+    spec, shape = parse_spec(name), CacheShape.of(CONFIG)
+    for memory in (WEIGHTS - 1, WEIGHTS, WEIGHTS + 100_000, WEIGHTS + 3_000_000):
+        size = footprint(CONFIG, spec, weights=WEIGHTS, context=300, batch=1, memory=memory)
+        assert size.fits_tokens is not None
+
+        def taken(tokens: int) -> int:
+            pages, windows = 1 + pages_for(tokens, spec), 1 + pages_of_window(spec)
+            return WEIGHTS + stored_bytes(spec, shape, pages, windows)
+
+        assert size.fits_tokens == 0 or taken(size.fits_tokens) <= memory
+        assert taken(size.fits_tokens + 1) > memory
+
+
 @pytest.mark.parametrize(("context", "batch"), [(0, 1), (1025, 1), (10, 0)])
 def test_footprint_of_what_cannot_be_is_refused(context, batch):
     spec = parse_spec("bf16")
