@@ -21,8 +21,12 @@ def ran(tiny, tmp_path_factory) -> dict[str, nbformat.NotebookNode]:
     write_converted(folder / "tiny", CONFIG, tiny.params, tiny.tokenizer)
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     (knobs,) = [cell for cell in notebook.cells if cell.id == "device"]
-    knobs.source, changed = re.subn(r'MODEL = "\S+"', f'MODEL = "{folder / "tiny"}"', knobs.source)
-    assert changed == 1
+    small = {"MODEL": str(folder / "tiny"), "CONTEXT": 512, "NEW": 8, "CALIBRATION": 512}
+    for name, value in small.items():
+        knobs.source, set_here = re.subn(
+            rf"^{name} = .*", f"{name} = {value!r}", knobs.source, flags=re.M
+        )
+        assert set_here == 1
     NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(folder)}}).execute()
     return {cell.id: cell for cell in notebook.cells}
 
