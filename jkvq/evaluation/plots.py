@@ -38,6 +38,8 @@ _HIGHER_IS_BETTER = ("top10",)
 
 def fidelity_figure(found: Mapping[str, Sequence[Fidelity]], title: str) -> "Figure":
     """A panel for each measure, over the layers, with a line for each cache."""
+    from matplotlib.ticker import MaxNLocator  # noqa: PLC0415 (takes a second)
+
     figure = new_figure(15, 10, f"{title}\nWhat each cache does to attention, layer by layer")
     panels = figure.subplots(3, 3, sharex=True).flat
     names = [field.name for field in dataclasses.fields(Fidelity)]
@@ -57,7 +59,7 @@ def fidelity_figure(found: Mapping[str, Sequence[Fidelity]], title: str) -> "Fig
             _show_errors(axes, drawn)
     for axes in figure.axes[-3:]:
         axes.set_xlabel("layer (0 is the first)")
-        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside right upper")
     return figure
 

@@ -27,7 +27,9 @@ def test_fidelity_draws_every_measure_of_every_cache_with_its_direction():
         assert axes.get_ylabel()
         assert axes.get_yscale() == ("linear" if name == "top10" else "log")
         for line, layers in zip(axes.lines, found.values(), strict=True):
-            assert list(line.get_ydata()) == [getattr(layer, name) for layer in layers]
+            assert np.asarray(line.get_ydata()).tolist() == [
+                getattr(layer, name) for layer in layers
+            ]
     assert all(axes.get_xlabel().startswith("layer") for axes in figure.axes[-3:])
     (legend,) = figure.legends
     assert [text.get_text() for text in legend.get_texts()] == list(found)
