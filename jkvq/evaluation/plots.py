@@ -47,7 +47,8 @@ def fidelity_figure(found: Mapping[str, Sequence[Fidelity]], title: str) -> "Fig
         measure, higher = _MEASURES[name], name in _HIGHER_IS_BETTER
         for index, (cache, layers) in enumerate(found.items()):
             errors = [getattr(layer, name) for layer in layers]
-            axes.plot(errors, label=cache, marker=".", linewidth=1.2, **line_look(index))
+            width = 3 - 2 * index / len(found)  # one that lies under another shows at its sides
+            axes.plot(errors, label=cache, marker=".", linewidth=width, **line_look(index))
         better = "higher" if higher else "lower"
         axes.set_title(f"{name}: {measure.title}\n({better} is better)", fontsize="medium")
         axes.set_ylabel(measure.unit)
