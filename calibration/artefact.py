@@ -23,7 +23,7 @@ from jkvq.cache.calibrated import Calibration, SideCalibration, Transform, metho
 from jkvq.cache.specs.spec import CacheSpec
 from jkvq.calibration.solve import Solution, Spectra
 from jkvq.models.formats.catalog import CATALOG
-from jkvq.support.atomic_folder import drafted, reading
+from jkvq.support.atomic_folder import drafted, is_vacant, reading, require_vacant
 from jkvq.support.errors import UserError
 from jkvq.support.user_cache import cache_folder
 
@@ -90,26 +90,16 @@ def default_folder(model: str | Path, method: str) -> Path:
 
 
 def find_artefact(model: str | Path, spec: CacheSpec) -> Path | None:
-    """The kept calibration of a model that serves a spec best; None if there is none.
+    """The folder of the kept calibration that serves a spec best; None if there is none.
 
-    One of another version's format is as none: it is made anew.
+    Whether it is whole and of this version's format shows when it is read.
     """
     for method in methods_for(spec):
         folder = default_folder(model, method)
         with reading(folder):
-            if _kept(folder):
+            if not is_vacant(folder):
                 return folder
     return None
-
-
-def _kept(folder: Path) -> bool:
-    """Whether it holds an artefact of this format, or one that is damaged, as loading will say."""
-    if not (folder / MANIFEST).is_file():
-        return False
-    try:
-        return json.loads((folder / MANIFEST).read_text())["format"] == _FORMAT
-    except (KeyError, TypeError, ValueError):
-        return True
 
 
 def save_artefact(artefact: Artefact, folder: Path, *, replace: bool = False) -> None:
@@ -118,9 +108,10 @@ def save_artefact(artefact: Artefact, folder: Path, *, replace: bool = False) ->
     Args:
         artefact: what to write.
         folder: a new or empty one, unless ``replace``.
-        replace: take the place of an artefact that is there.
+        replace: take the place of what is there.
     """
-    require_place(folder, replace=replace)
+    if not replace:
+        require_vacant(folder)
     arrays = _arrays(artefact)
     needs = sum(x.nbytes for x in jax.tree.leaves(arrays))
     with drafted(folder, replace=replace, needs=needs) as draft:
@@ -134,14 +125,6 @@ def save_artefact(artefact: Artefact, folder: Path, *, replace: bool = False) ->
         (draft / MANIFEST).write_text(json.dumps(written, indent=2) + "\n")
 
 
-def require_place(folder: Path, *, replace: bool) -> None:
-    """Refuses a folder that holds something else."""
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        if replace and (folder / MANIFEST).exists():
-            return
-        raise UserError(f"{folder} exists and is not empty; name a new folder")
-
-
 def load_artefact(folder: str | Path) -> Artefact:
     """Reads an artefact; refuses one that is not whole."""
     folder = Path(folder).expanduser()
@@ -152,8 +135,7 @@ def load_artefact(folder: str | Path) -> Artefact:
 def _load(folder: Path) -> Artefact:
     if not (folder / MANIFEST).is_file():
         raise UserError(
-            f"{folder} holds no calibration (it has no {MANIFEST}); make one with "
-            f"`jkvq calibrate --model MODEL --method METHOD --out {folder}`"
+            f"{folder} holds no calibration (it has no {MANIFEST}); make one with `jkvq calibrate`"
         )
     try:
         written = json.loads((folder / MANIFEST).read_text())

@@ -10,13 +10,12 @@ from typing import Any, NamedTuple
 from jkvq.cache.calibrated import Calibration, methods_for
 from jkvq.cache.shape import CacheShape
 from jkvq.cache.specs.spec import CacheSpec
-from jkvq.cache.specs.spec_text import parse_spec, spec_text
+from jkvq.cache.specs.spec_text import parse_spec
 from jkvq.calibration.artefact import (
     Artefact,
     Manifest,
     default_folder,
     make_artefact,
-    require_place,
     save_artefact,
 )
 from jkvq.calibration.clip import choose_clips, require_clipping
@@ -35,6 +34,7 @@ from jkvq.evaluation.corpus import first_tokens, leading_tokens, read_text
 from jkvq.llm import LLM, missing_calibration, with_cache
 from jkvq.models.fingerprint import fingerprint
 from jkvq.models.model import Model, load_model
+from jkvq.support.atomic_folder import require_vacant
 from jkvq.support.errors import UserError, nearest
 from jkvq.support.progress import note
 from jkvq.version import VERSION
@@ -93,7 +93,8 @@ def calibrate(
         raise UserError(
             "other than default options make a calibration of their own: name its folder with out"
         )
-    require_place(folder, replace=out is None)
+    if out is not None:
+        require_vacant(folder)
     loaded = model if isinstance(model, Model) else load_model(model, dtype=dtype)
     artefact = _made(loaded, method, chosen, corpus, tokens)
     save_artefact(artefact, folder, replace=out is None)
@@ -105,15 +106,18 @@ def calibrates_on_first_use(spec: CacheSpec) -> bool:
     return not methods_for(spec)[0].startswith("kmeans")
 
 
-def calibrate_on_first_use(model: Model, spec: CacheSpec) -> Calibration:
-    """Calibrates a model for a cache on the default text, and keeps the artefact if it can."""
+def calibrate_on_first_use(model: Model, spec: CacheSpec, reason: str) -> Calibration:
+    """Calibrates a model for a cache on the default text, and keeps the artefact if it can.
+
+    ``reason``, why there is none to take, begins the line that the person who waits reads.
+    """
     if not calibrates_on_first_use(spec):
         raise missing_calibration(model.name, spec)
     method = methods_for(spec)[0]
     folder = default_folder(model.name, method)
     note(
-        f"First use of {spec_text(spec)} with {model.name}: calibrating on {FIRST_USE_TOKENS:,} "
-        f"tokens of {DEFAULT_CORPUS}, kept in {folder}"
+        f"{reason}: calibrating on {FIRST_USE_TOKENS:,} tokens of {DEFAULT_CORPUS}, "
+        f"kept in {folder}"
     )
     artefact = _made(model, method, CalibrationOptions(), _read(None), FIRST_USE_TOKENS)
     try:

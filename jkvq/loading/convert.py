@@ -4,8 +4,9 @@ import time
 from pathlib import Path
 
 from jkvq.models.formats.checkpoint import open_checkpoint
-from jkvq.models.formats.converted_folder import require_vacant, write_converted
+from jkvq.models.formats.converted_folder import write_converted
 from jkvq.models.model import compute_dtype
+from jkvq.support.atomic_folder import require_vacant
 from jkvq.support.progress import spinner
 
 

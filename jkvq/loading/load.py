@@ -24,6 +24,7 @@ from jkvq.models.formats.checkpoint import open_checkpoint
 from jkvq.models.model import Model, compute_dtype, read_model
 from jkvq.support.errors import CacheWarning, UserError
 from jkvq.support.progress import spinner
+from jkvq.support.user_cache import sweep_drafts
 
 
 def load(
@@ -53,6 +54,7 @@ def load(
     if pool_tokens is not None and pool_tokens < 1:
         raise UserError(f"pool_tokens={pool_tokens}: at least 1 is needed")
     spec = parse_spec(cache) if isinstance(cache, str) else cache
+    sweep_drafts()
     compute, checkpoint = compute_dtype(dtype), open_checkpoint(model)
     if spec is None:
         spec, reason = default_cache(checkpoint.config)
@@ -107,14 +109,26 @@ def _refuse_early(
 
 
 def calibration_for(plain: Model, spec: CacheSpec, given: Calibration | None) -> Calibration | None:
-    """What a cache needs: as given, as kept for these weights, or made now."""
+    """What a cache needs: as given, as kept for these weights, or made now.
+
+    What was kept is made again if it is damaged, or of an older format or other weights.
+    """
     if given is not None or not methods_for(spec):
         return given
     folder = find_artefact(plain.name, spec)
-    kept = None if folder is None else load_artefact(folder).calibration
-    if kept is not None and kept.weights == fingerprint(plain.params):
-        return kept
-    return calibrate_on_first_use(plain, spec)
+    reason = f"First use of {spec_text(spec)} with {plain.name}"
+    if folder is not None:
+        try:
+            kept = load_artefact(folder).calibration
+        except UserError as error:
+            if not calibrates_on_first_use(spec):
+                raise
+            reason = str(error).rpartition(";")[0]
+        else:
+            if kept.weights == fingerprint(plain.params):
+                return kept
+            reason = f"{plain.name} has other weights than when it was calibrated"
+    return calibrate_on_first_use(plain, spec, reason)
 
 
 def _alternative(plain: Model, broken: CacheSpec) -> str:

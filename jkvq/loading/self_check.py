@@ -146,7 +146,8 @@ def _place(
 
 def _read(place: Path) -> Check | None:
     try:
-        return Check(**json.loads(place.read_text()))
+        found = Check(**json.loads(place.read_text()))
+        return dataclasses.replace(found, kl=float(found.kl))
     except (OSError, ValueError, TypeError):  # none, or damaged: it is made again
         return None
 

@@ -49,6 +49,17 @@ def drafted(folder: Path, *, replace: bool = False, needs: int = 0) -> Iterator[
         shutil.rmtree(draft, ignore_errors=True)
 
 
+def is_vacant(folder: Path) -> bool:
+    """Whether there is no such folder, or nothing in it."""
+    return not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
+
+
+def require_vacant(folder: Path) -> None:
+    """Refuses a folder that holds something."""
+    if not is_vacant(folder):
+        raise UserError(f"{folder} exists and is not empty; name a new folder")
+
+
 @contextlib.contextmanager
 def reading(folder: Path) -> Iterator[None]:
     """Keeps ``folder`` from being replaced meanwhile.

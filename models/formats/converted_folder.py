@@ -12,7 +12,7 @@ import jax
 from jkvq.models.config import ModelConfig
 from jkvq.models.decoder import Params, abstract_params
 from jkvq.models.tokenizer import Tokenizer, tokenizer_from_folder
-from jkvq.support.atomic_folder import drafted
+from jkvq.support.atomic_folder import drafted, require_vacant
 from jkvq.support.errors import UserError
 from jkvq.support.progress import spinner
 
@@ -64,12 +64,6 @@ def write_converted(folder: Path, config: ModelConfig, params: Params, tokenizer
         tokenizer.save(draft / "tokenizer")
         manifest = {"format": 1, "config": dataclasses.asdict(config)}
         (draft / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
-
-
-def require_vacant(folder: Path) -> None:
-    """Refuses a folder that holds something."""
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f"{folder} exists and is not empty; name a new folder")
 
 
 def _params(folder: Path) -> Path:

@@ -134,19 +134,25 @@ def test_a_kept_artefact_is_found_and_replaced(tiny, made):
     assert sorted(os.listdir(folder.parent)) == [".jkvq.lock", "jkvq"]
 
 
-def test_a_kept_artefact_of_another_format_is_as_none(tiny):
+@pytest.mark.parametrize(
+    ("manifest", "sentence"),
+    [
+        ('{"format": 4}', "format 4, and this version reads 5; calibrate again"),
+        ('{"format": 5', "damaged"),
+        (None, "holds no calibration"),
+    ],
+)
+def test_a_kept_artefact_that_cannot_be_read_is_replaced(tiny, manifest, sentence):
     jkvq.calibrate(model_of(tiny), text=TEXT, tokens=100)
-    folder, spec = default_folder("tiny", "jkvq"), parse_spec("jkvq-int2")
-    assert find_artefact("tiny", spec) == folder
-    (folder / "manifest.json").write_text('{"format": 4}')
-    assert find_artefact("tiny", spec) is None
-    (folder / "manifest.json").write_text('{"format": 5')  # damaged: loading it says so
-    assert find_artefact("tiny", spec) == folder
-    with pytest.raises(jkvq.UserError, match="damaged"):
+    folder = default_folder("tiny", "jkvq")
+    (folder / "manifest.json").unlink()
+    if manifest is not None:
+        (folder / "manifest.json").write_text(manifest)
+    assert find_artefact("tiny", parse_spec("jkvq-int2")) == folder
+    with pytest.raises(jkvq.UserError, match=sentence):
         jkvq.with_cache(model_of(tiny), "jkvq-int2")
-    (folder / "manifest.json").write_text('{"format": 4}')
-    jkvq.calibrate(model_of(tiny), text=TEXT, tokens=100)
-    assert load_artefact(folder).manifest.tokens == 100
+    jkvq.calibrate(model_of(tiny), text=TEXT, tokens=200)
+    assert load_artefact(folder).manifest.tokens == 200
 
 
 def test_a_damaged_artefact_is_refused(tiny, made, tmp_path):

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import sys
+import time
 import warnings
 from pathlib import Path
 
@@ -165,6 +166,71 @@ def test_new_weights_under_an_old_name_are_calibrated_anew(tmp_path):
     assert first.weights != second.weights
     with pytest.raises(jkvq.UserError, match="made for a model with weights"):
         jkvq.load(tmp_path / "old", calibration=default_folder(tmp_path / "model", "jkvq"))
+
+
+def _without_manifest(folder: Path) -> None:
+    (folder / "manifest.json").unlink()
+
+
+def _cut_manifest(folder: Path) -> None:
+    (folder / "manifest.json").write_text('{"format": 5')
+
+
+def _older(folder: Path) -> None:
+    (folder / "manifest.json").write_text('{"format": 4}')
+
+
+def _without_arrays(folder: Path) -> None:
+    shutil.rmtree(folder / "arrays" / "key.all_tokens.mean")
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (_without_manifest, r"holds no calibration \(it has no manifest.json\)"),
+        (_cut_manifest, r"manifest.json is damaged \(.*\)"),
+        (_older, "is a calibration of format 4, and this version reads 5"),
+        (_without_arrays, r" is damaged \(.*\)"),
+    ],
+)
+def test_a_kept_calibration_that_cannot_be_read_is_made_again(
+    model, used, request, capsys, damage, reason
+):
+    folder = default_folder(model, "jkvq")
+    made, named = load_artefact(folder), used / "named"
+    shutil.copytree(folder, named)
+    for each in (folder, named):
+        damage(each)
+    quietly(model)
+    said = capsys.readouterr().err
+    assert said.startswith(str(folder)) and said.count("\n") == 1
+    assert re.search(f"{reason}: calibrating on 2,048 tokens of ", said)
+    assert load_artefact(folder).manifest == made.manifest
+    with pytest.raises(jkvq.UserError, match=reason):
+        quietly(model, calibration=named)  # what the user names is the user's
+
+    request.getfixturevalue("nothing_runs")
+    quietly(model)
+    assert capsys.readouterr().err == ""
+
+
+def test_drafts_of_killed_processes_are_swept_after_a_day(model, used):
+    yesterday = time.time() - 25 * 3600
+    calibrations = default_folder(model, "jkvq").parent
+    drafts = [used / "models/.fetch-abc", calibrations / ".jkvq-abc", used / "checks/.abc"]
+    for stale in drafts:
+        fresh = stale.with_name(stale.name + "-fresh")
+        for path in (stale, fresh):
+            path.mkdir(parents=True)
+            (path / "part").write_text("half")
+        for path in (stale / "part", stale, fresh):  # something in it is fresh
+            os.utime(path, (yesterday, yesterday))
+    lock = calibrations / ".jkvq.lock"
+    os.utime(lock, (yesterday, yesterday))
+    quietly(model)
+    assert [path for path in drafts if path.exists()] == []
+    assert all(path.with_name(path.name + "-fresh").exists() for path in drafts)
+    assert lock.exists()
 
 
 def test_centroids_are_not_made_on_first_use(model, monkeypatch):

@@ -73,7 +73,8 @@ def test_a_damaged_result_is_made_again(plain, kept):
     llm = jkvq.with_cache(plain, "int4")
     found = check_cache(plain, llm, None)
     (file,) = kept.iterdir()
-    for damage in ("", "{", "[]", '{"cache": "int4"}'):
+    fields = '"cache": "int4", "tokens": 512, "scored": 511'
+    for damage in ("", "{", "[]", '{"cache": "int4"}', f'{{{fields}, "kl": "abc"}}'):
         file.write_text(damage)
         assert check_cache(plain, llm, None) == found
         assert json.loads(file.read_text()) == dataclasses.asdict(found)  # pyright: ignore

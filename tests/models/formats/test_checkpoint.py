@@ -1,3 +1,5 @@
+import dataclasses
+import hashlib
 import json
 from pathlib import Path
 
@@ -9,7 +11,7 @@ from huggingface_hub.errors import HfHubHTTPError
 from safetensors.numpy import save_file
 
 from jkvq import UserError
-from jkvq.models.formats import checkpoint
+from jkvq.models.formats import catalog, checkpoint
 from jkvq.models.formats.catalog import CATALOG, cached_file
 from jkvq.models.formats.checkpoint import open_checkpoint
 from jkvq.models.formats.converted_folder import MANIFEST, ConvertedFolder
@@ -128,8 +130,69 @@ def test_file_is_refused_when_not_a_gguf(tmp_path):
         open_checkpoint(tmp_path / "model.bin")
 
 
-def test_named_model_is_opened_from_the_cache(offline):
-    write_gguf(cached_file("smollm2-135m"))
+@pytest.fixture
+def kept(offline, monkeypatch) -> Path:
+    """A small model in the user's cache, under a name of the catalogue, whole."""
+    path = write_gguf(cached_file("smollm2-135m"))
+    content = path.read_bytes()
+    small = dataclasses.replace(
+        CATALOG["smollm2-135m"],
+        bytes=len(content),
+        sha256=hashlib.sha256(content).hexdigest(),
+    )
+    monkeypatch.setitem(CATALOG, "smollm2-135m", small)
+    return path
+
+
+def _cut(content: bytes) -> bytes:
+    return content[:-100]
+
+
+def _overwrite(content: bytes) -> bytes:
+    return b"GARB" + content[4:]
+
+
+@pytest.mark.parametrize("damage", [_cut, _overwrite])
+def test_named_model_is_fetched_again_when_it_is_damaged(kept, monkeypatch, capsys, damage):
+    whole = kept.read_bytes()
+    kept.write_bytes(damage(whole))
+    fetched = []
+
+    def fetch(name: str, target: Path) -> None:
+        fetched.append(name)
+        target.write_bytes(whole)
+
+    monkeypatch.setattr(catalog, "_fetch", fetch)
+    for _ in range(2):
+        assert isinstance(open_checkpoint("smollm2-135m"), GGUFFile)
+    assert fetched == ["smollm2-135m"]
+    said = capsys.readouterr().err
+    assert said == f"{kept} is damaged: fetching smollm2-135m again\n"
+
+
+def test_named_model_is_said_to_be_damaged_when_it_cannot_be_fetched(kept):
+    kept.write_bytes(b"")
+    with pytest.raises(UserError, match=r"'smollm2-135m' is damaged in .* could not be fetched"):
+        open_checkpoint("smollm2-135m")
+    assert kept.read_bytes() == b""
+
+
+def test_a_file_that_the_user_names_is_never_fetched(kept, monkeypatch):
+    kept.write_bytes(_cut(kept.read_bytes()))
+    monkeypatch.setattr(catalog, "_fetch", lambda *_: pytest.fail("it was fetched"))
+    with pytest.raises(UserError, match="is truncated"):
+        open_checkpoint(kept)
+
+
+def test_a_whole_model_that_is_not_understood_is_not_fetched_again(kept, monkeypatch):
+    monkeypatch.setattr(catalog, "_fetch", lambda *_: pytest.fail("it was fetched"))
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "_open_file", lambda _: (_ for _ in ()).throw(UserError("odd")))
+        with pytest.raises(UserError, match="odd"):
+            open_checkpoint("smollm2-135m")
+
+
+def test_named_model_is_opened_from_the_cache(kept):
     assert isinstance(open_checkpoint("smollm2-135m"), GGUFFile)
     assert isinstance(open_checkpoint("SmolLM2-135M"), GGUFFile)
 
