@@ -1,7 +1,7 @@
 """Artefacts: a calibration in a folder, as Orbax arrays and a manifest that people can read.
 
     manifest.json   model and fingerprint of its weights, method, options, 16-bit windows, corpus,
-                    tokens, versions, sha256 of the arrays
+                    tokens, versions, sha256 of the arrays' files
     arrays/         key, value: the parts of `SideCalibration`; seen: what `jkvq inspect` draws
 
 An artefact is written beside its place and renamed: under its name it is whole or not there.
@@ -28,7 +28,7 @@ from jkvq.support.errors import UserError
 from jkvq.support.user_cache import cache_folder
 
 MANIFEST = "manifest.json"
-_FORMAT = 5
+_FORMAT = 6
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ def save_artefact(artefact: Artefact, folder: Path, *, replace: bool = False) ->
         written = {
             "format": _FORMAT,
             **dataclasses.asdict(artefact.manifest),
-            "sha256": _digest(arrays),
+            "sha256": _digest_of_files(draft / "arrays"),
             "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         }
         (draft / MANIFEST).write_text(json.dumps(written, indent=2) + "\n")
@@ -132,7 +132,8 @@ def load_artefact(folder: str | Path) -> Artefact:
         return _load(folder)
 
 
-def _load(folder: Path) -> Artefact:
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest of an artefact; refuses one that is not whole."""
     if not (folder / MANIFEST).is_file():
         raise UserError(
             f"{folder} holds no calibration (it has no {MANIFEST}); make one with `jkvq calibrate`"
@@ -149,15 +150,21 @@ def _load(folder: Path) -> Artefact:
         digest = written["sha256"]
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"{folder / MANIFEST} is damaged ({error}); calibrate again") from None
+    # Before Orbax reads them, which makes pages of its complaints.
+    if _digest_of_files(folder / "arrays") != digest:
+        raise UserError(
+            f"{folder} is damaged (its arrays are not those it was made with); calibrate again"
+        )
+    return manifest
+
+
+def _load(folder: Path) -> Artefact:
+    manifest = read_manifest(folder)
     try:
         arrays = _read(folder.absolute() / "arrays")
     except Exception as error:  # Orbax and tensorstore raise many kinds
         reason = str(error).strip().splitlines()[0][:200]
-        raise UserError(f"{folder} is damaged ({reason}); calibrate again") from None
-    if _digest(arrays) != digest:
-        raise UserError(
-            f"{folder} is damaged (its arrays are not those it was made with); calibrate again"
-        )
+        raise UserError(f"{folder} cannot be read ({reason}); calibrate again") from None
     key, value, seen = (arrays.get(name, {}) for name in ("key", "value", "seen"))
     calibration = Calibration(_side(key), _side(value), manifest.method, manifest.weights)
     return Artefact(
@@ -212,6 +219,15 @@ def _digest(arrays: Arrays, name: str = "") -> str:
         else:
             digest.update(f"{path} {value.dtype} {value.shape}\n".encode())
             digest.update(np.ascontiguousarray(value).tobytes())
+    return digest.hexdigest()
+
+
+def _digest_of_files(folder: Path) -> str:
+    digest = hashlib.sha256()
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        content = path.read_bytes()
+        digest.update(f"{path.relative_to(folder).as_posix()} {len(content)}\n".encode())
+        digest.update(content)
     return digest.hexdigest()
 
 

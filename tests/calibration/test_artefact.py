@@ -137,8 +137,8 @@ def test_a_kept_artefact_is_found_and_replaced(tiny, made):
 @pytest.mark.parametrize(
     ("manifest", "sentence"),
     [
-        ('{"format": 4}', "format 4, and this version reads 5; calibrate again"),
-        ('{"format": 5', "damaged"),
+        ('{"format": 5}', "format 5, and this version reads 6; calibrate again"),
+        ('{"format": 6', "damaged"),
         (None, "holds no calibration"),
     ],
 )
@@ -171,10 +171,10 @@ def test_a_damaged_artefact_is_refused(tiny, made, tmp_path):
         chunk.write_bytes(data)
 
     def cut(folder: Path):
-        (folder / "manifest.json").write_text('{"format": 5')
+        (folder / "manifest.json").write_text('{"format": 6')
 
     def older(folder: Path):
-        (folder / "manifest.json").write_text('{"format": 4}')
+        (folder / "manifest.json").write_text('{"format": 5}')
 
     def lacking(folder: Path):
         (folder / "arrays" / "_METADATA").unlink()
@@ -182,7 +182,7 @@ def test_a_damaged_artefact_is_refused(tiny, made, tmp_path):
     for name, change, sentence in (
         ("flip", flip, "its arrays are not those it was made with"),
         ("cut", cut, "manifest.json is damaged"),
-        ("older", older, "format 4, and this version reads 5; calibrate again"),
+        ("older", older, "format 5, and this version reads 6; calibrate again"),
         ("lacking", lacking, "is damaged"),
     ):
         with pytest.raises(jkvq.UserError, match=sentence):

@@ -173,11 +173,11 @@ def _without_manifest(folder: Path) -> None:
 
 
 def _cut_manifest(folder: Path) -> None:
-    (folder / "manifest.json").write_text('{"format": 5')
+    (folder / "manifest.json").write_text('{"format": 6')
 
 
 def _older(folder: Path) -> None:
-    (folder / "manifest.json").write_text('{"format": 4}')
+    (folder / "manifest.json").write_text('{"format": 5}')
 
 
 def _without_arrays(folder: Path) -> None:
@@ -189,8 +189,8 @@ def _without_arrays(folder: Path) -> None:
     [
         (_without_manifest, r"holds no calibration \(it has no manifest.json\)"),
         (_cut_manifest, r"manifest.json is damaged \(.*\)"),
-        (_older, "is a calibration of format 4, and this version reads 5"),
-        (_without_arrays, r" is damaged \(.*\)"),
+        (_older, "is a calibration of format 5, and this version reads 6"),
+        (_without_arrays, r" is damaged \(its arrays are not those it was made with\)"),
     ],
 )
 def test_a_kept_calibration_that_cannot_be_read_is_made_again(
