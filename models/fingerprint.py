@@ -1,4 +1,7 @@
-"""A name for the weights of a model, the same in every dtype and file format."""
+"""A name for the weights of a model, the same in float32 and bfloat16 and in every file format.
+
+Float16 rounds otherwise, so that weights in it have a name of their own.
+"""
 
 import functools
 import hashlib

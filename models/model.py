@@ -4,18 +4,16 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import jax
 import jax.numpy as jnp
 
 from jkvq.models.config import ModelConfig
 from jkvq.models.decoder import Params, weight_bytes
+from jkvq.models.dtype import compute_dtype, half_dtype
 from jkvq.models.formats.checkpoint import Checkpoint, open_checkpoint
 from jkvq.models.tokenizer import Tokenizer
 from jkvq.support.compile_cache import keep_compiled_programs
-from jkvq.support.errors import UserError, nearest
+from jkvq.support.errors import UserError
 from jkvq.support.memory import format_bytes, free_bytes
-
-_DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 
 
 @dataclass(frozen=True)
@@ -36,7 +34,8 @@ def load_model(model: str | Path, *, dtype: str | None = None) -> Model:
 
     Args:
         model: a short name (``smollm2-135m``), a folder, a ``.gguf`` file or a hub id.
-        dtype: ``float32`` or ``bfloat16``; by default what the device computes fastest in.
+        dtype: ``float32``, ``bfloat16`` or ``float16``; by default what the device computes
+            fastest in.
     """
     return read_model(str(model), open_checkpoint(model), compute_dtype(dtype))
 
@@ -52,19 +51,10 @@ def read_model(name: str, checkpoint: Checkpoint, dtype) -> Model:
         return Model(name, checkpoint.config, params, tokenizer.result())
 
 
-def compute_dtype(name: str | None):
-    """The dtype called ``name``, or the one this device computes fastest in."""
-    if name is None:  # CPUs emulate bfloat16
-        return jnp.float32 if jax.default_backend() == "cpu" else jnp.bfloat16
-    if name not in _DTYPES:
-        raise UserError(f"dtype '{name}' is not known: {nearest(name, _DTYPES)}")
-    return _DTYPES[name]
-
-
 def _require_memory(checkpoint: Checkpoint, dtype) -> None:
     needed, free = weight_bytes(checkpoint.config, dtype), free_bytes()
     if free is not None and needed > free:
-        advice = "; try dtype='bfloat16'" if dtype == jnp.float32 else ""
+        advice = f"; try dtype='{half_dtype()}'" if dtype == jnp.float32 else ""
         raise UserError(
             f"the weights take {format_bytes(needed)} and {format_bytes(free)} are free{advice}"
         )

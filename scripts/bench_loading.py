@@ -15,9 +15,9 @@ from rich.console import Console
 from rich.table import Table
 
 from jkvq.defaults import DEFAULT_MODEL
+from jkvq.models.dtype import compute_dtype
 from jkvq.models.formats.checkpoint import open_checkpoint
 from jkvq.models.formats.converted_folder import ConvertedFolder, write_converted
-from jkvq.models.model import compute_dtype
 
 ROUNDS = 3
 

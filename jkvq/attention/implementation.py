@@ -18,20 +18,27 @@ def choose_implementation(name: str | None, config: ModelConfig, spec: CacheSpec
     names = get_args(Implementation)
     if name is not None and name not in names:
         raise UserError(f"implementation '{name}' is not known: {nearest(name, names)}")
-    limit = None if name == "reference" else _limit(config, spec)
+    limit = None if name == "reference" else model_limit(config, spec)
     if name is None:
         return "pallas" if has_gpu() and limit is None else "reference"
     if limit is not None:
         raise UserError(f"implementation {name}: {limit}; use reference")
-    if name == "pallas" and not has_gpu():
-        raise UserError(
-            "implementation pallas needs an NVIDIA GPU of compute capability 8 or more, and there "
-            "is none here; use reference"
-        )
+    limit = device_limit()
+    if name == "pallas" and limit is not None:
+        raise UserError(f"implementation pallas: {limit}; use reference")
     return name  # pyright: ignore[reportReturnType]
 
 
-def _limit(config: ModelConfig, spec: CacheSpec) -> str | None:
+def device_limit() -> str | None:
+    """Why the kernels cannot run compiled on this device; None if they can."""
+    if has_gpu():
+        return None
+    found = compute_capability()
+    here = f"this one has {found}" if found else "there is none here"
+    return f"the kernels need an NVIDIA GPU of compute capability 8 or more, and {here}"
+
+
+def model_limit(config: ModelConfig, spec: CacheSpec) -> str | None:
     """What the kernels cannot do of a model and its cache."""
     if config.head_dim not in _HEAD_DIMS:
         allowed = ", ".join(map(str, _HEAD_DIMS))

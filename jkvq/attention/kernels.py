@@ -26,7 +26,7 @@ def attend_prefill(
     """A chunk sees itself exactly and earlier ones as they are stored."""
     spec, key = view.spec, view.key
     # cuDNN takes 16 bits: for a model in float32 that would be a loss.
-    fused = "cudnn" if q.dtype == jnp.bfloat16 and not interpret else "xla"
+    fused = "cudnn" if q.dtype != jnp.float32 and not interpret else "xla"
     parts = [self_attention(q, k, v, scale=scale, fused=fused)]
     rotated, old = key.rotate_queries(q, view.layer), view.window_tokens(plan)
     boundary, mean = spec.packed(chunk.sequences.length), None

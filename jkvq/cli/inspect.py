@@ -68,7 +68,7 @@ def _inspect_memory(
     from jkvq.cache.specs.spec_text import parse_spec, spec_text, split_names
     from jkvq.loading.load import default_cache
     from jkvq.models.decoder import weight_bytes
-    from jkvq.models.model import compute_dtype
+    from jkvq.models.dtype import compute_dtype
     from jkvq.support.memory import free_bytes, parse_bytes
 
     specs = {} if cache is None else {name: parse_spec(name) for name in split_names(cache)}

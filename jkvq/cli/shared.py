@@ -38,7 +38,8 @@ CalibrationFolder = Annotated[
 Dtype = Annotated[
     str | None,
     typer.Option(
-        help="What the model computes in: float32 or bfloat16.", show_default="the fastest here"
+        help="What the model computes in: float32, bfloat16 or float16.",
+        show_default="the fastest here",
     ),
 ]
 Implementation = Annotated[

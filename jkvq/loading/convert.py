@@ -3,9 +3,9 @@
 import time
 from pathlib import Path
 
+from jkvq.models.dtype import compute_dtype
 from jkvq.models.formats.checkpoint import open_checkpoint
 from jkvq.models.formats.converted_folder import write_converted
-from jkvq.models.model import compute_dtype
 from jkvq.support.atomic_folder import require_vacant
 from jkvq.support.progress import spinner
 

@@ -19,9 +19,10 @@ from jkvq.llm import (
 from jkvq.loading.calibrate import calibrate_on_first_use, calibrates_on_first_use
 from jkvq.loading.self_check import check_cache
 from jkvq.models.config import ModelConfig
+from jkvq.models.dtype import compute_dtype
 from jkvq.models.fingerprint import fingerprint
 from jkvq.models.formats.checkpoint import open_checkpoint
-from jkvq.models.model import Model, compute_dtype, read_model
+from jkvq.models.model import Model, read_model
 from jkvq.support.errors import CacheWarning, UserError
 from jkvq.support.progress import spinner
 from jkvq.support.user_cache import sweep_drafts
@@ -46,7 +47,8 @@ def load(
         calibration: what the cache needs to know of the model, or the folder of an artefact that
             `jkvq calibrate` wrote; None takes the one kept for this model, and makes it on first
             use.
-        dtype: ``float32`` or ``bfloat16``; by default what the device computes fastest in.
+        dtype: ``float32``, ``bfloat16`` or ``float16``; by default what the device computes
+            fastest in.
         pool_tokens: the most tokens that one call may keep in the cache.
         implementation: ``pallas`` (GPU kernels) or ``reference``; by default the best here.
         check: on first use, measure what the cache does to the model, and warn if it breaks it.

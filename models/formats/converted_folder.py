@@ -11,6 +11,7 @@ import jax
 
 from jkvq.models.config import ModelConfig
 from jkvq.models.decoder import Params, abstract_params
+from jkvq.models.dtype import require_range
 from jkvq.models.tokenizer import Tokenizer, tokenizer_from_folder
 from jkvq.support.atomic_folder import drafted, require_vacant
 from jkvq.support.errors import UserError
@@ -44,10 +45,11 @@ class ConvertedFolder:
         )
         try:
             with spinner("Loading weights"), ocp.Checkpointer(_handler()) as checkpointer:
-                return checkpointer.restore(_params(self.folder), args=restore)
+                params = checkpointer.restore(_params(self.folder), args=restore)
         except Exception as error:  # Orbax and tensorstore raise many kinds
             reason = str(error.__cause__ or error).strip().splitlines()[0][:200]
             raise UserError(f"{self.folder} is damaged ({reason}); convert again") from None
+        return require_range(params, dtype)
 
     def tokenizer(self) -> Tokenizer:
         return tokenizer_from_folder(self.folder / "tokenizer")

@@ -7,6 +7,7 @@ import numpy as np
 
 from jkvq.models.config import ModelConfig
 from jkvq.models.decoder import Params, abstract_params
+from jkvq.models.dtype import require_range
 from jkvq.support.errors import UserError
 from jkvq.support.progress import byte_bar
 
@@ -40,11 +41,12 @@ def load_params(
                 raise UserError(
                     f"tensor '{name}' has shape {tensor.shape}; its config asks for {leaf.shape}"
                 )
-            array = jax.device_put(np.asarray(tensor, dtype=leaf.dtype))
+            with np.errstate(over="ignore"):  # refused below
+                array = jax.device_put(np.asarray(tensor, dtype=leaf.dtype))
             bar.advance(array.nbytes)
             return array
 
-        return jax.tree_util.tree_map_with_path(fill, abstract)
+        return require_range(jax.tree_util.tree_map_with_path(fill, abstract), dtype)
 
 
 def source_name(path: tuple[str | int, ...], names: Names) -> str:

@@ -22,7 +22,9 @@ def test_the_kernels_are_chosen_where_there_is_a_gpu():
 
 @pytest.mark.skipif(jax.default_backend() == "gpu", reason="there is a GPU here")
 def test_kernels_without_a_gpu_are_refused():
-    with pytest.raises(UserError, match="implementation pallas needs an NVIDIA GPU"):
+    with pytest.raises(
+        UserError, match=r"implementation pallas: .* NVIDIA GPU of .*, and there is none"
+    ):
         choose_implementation("pallas", WIDE, parse_spec("int4"))
 
 
@@ -53,6 +55,14 @@ def test_heads_of_256_need_what_cudnn_needs(monkeypatch, capability, served):
     if not served:
         with pytest.raises(UserError, match="below 9 cuDNN takes heads of 64 and 128"):
             choose_implementation("pallas", config, parse_spec("int4"))
+
+
+def test_a_gpu_that_the_kernels_cannot_use_is_named(monkeypatch):
+    for module in ("jkvq.attention.implementation", "jkvq.pallas_kernels.settings"):
+        monkeypatch.setattr(f"{module}.compute_capability", lambda: 7.5)
+    assert choose_implementation(None, WIDE, parse_spec("int4")) == "reference"
+    with pytest.raises(UserError, match=r"capability 8 or more, and this one has 7\.5"):
+        choose_implementation("pallas", WIDE, parse_spec("int4"))
 
 
 @pytest.mark.parametrize(

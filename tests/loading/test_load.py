@@ -149,6 +149,21 @@ def test_models_that_cannot_have_the_default_get_another_and_hear_why(tmp_path):
     assert spec_text(default_cache(unpackable)[0]) == "bf16"
 
 
+def test_a_gpu_without_bfloat16_computes_in_float16_without_kernels(model, monkeypatch, capsys):
+    for module in ("models.dtype", "attention.implementation", "pallas_kernels.settings"):
+        monkeypatch.setattr(f"jkvq.{module}.compute_capability", lambda: 7.5)
+    with monkeypatch.context() as patch:
+        patch.setattr("jax.default_backend", lambda: "gpu")
+        llm = quietly(model, cache="int4", check=False)
+    assert llm.params["embedding"].dtype == "float16"
+    assert llm.implementation == "reference"
+    assert capsys.readouterr().err.count("has no bfloat16: computing in float16") == 1
+    found = jkvq.generate(llm, LONG, max_new_tokens=5, temperature=0.0)
+    wide = quietly(model, cache="int4", check=False, dtype="float32")
+    expected = jkvq.generate(wide, LONG, max_new_tokens=5, temperature=0.0)
+    assert found.tokens == expected.tokens
+
+
 def test_new_weights_under_an_old_name_are_calibrated_anew(tmp_path):
     def write(seed: int):
         llm = tiny_llm(seed=seed)

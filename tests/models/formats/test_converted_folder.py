@@ -204,3 +204,14 @@ def test_folder_is_named_when_its_arrays_are_damaged(converted, tmp_path):
     for folder, message in zip(folders.values(), messages, strict=True):
         assert message.startswith(f"{folder} is damaged (")
         assert message.endswith("; convert again")
+
+
+def test_float16_is_refused_where_it_does_not_hold_the_weights(tmp_path, tokenizer):
+    params = random_params(jnp.float32)
+    write_converted(tmp_path / "small", CONFIG, params, tokenizer)
+    narrow = ConvertedFolder(tmp_path / "small").params(jnp.float16)
+    np.testing.assert_array_equal(narrow["embedding"], params["embedding"].astype(jnp.float16))
+    params["norm"]["weight"] = params["norm"]["weight"].at[0].set(1e6)
+    write_converted(tmp_path / "large", CONFIG, params, tokenizer)
+    with pytest.raises(UserError, match=r"'norm\.weight' holds numbers beyond 65,504"):
+        ConvertedFolder(tmp_path / "large").params(jnp.float16)

@@ -65,6 +65,14 @@ def test_each_tensor_is_read_once():
     )
 
 
+def test_tensor_is_named_when_float16_does_not_hold_it():
+    stored = tensors()
+    stored["layer-1/attention.k.bias"][3] = 1e5
+    assert load_params(CONFIG, jnp.bfloat16, NAMES, stored.__getitem__) is not None
+    with pytest.raises(UserError, match=r"'layers\.1\.attention\.k\.bias' holds numbers beyond"):
+        load_params(CONFIG, jnp.float16, NAMES, stored.__getitem__)
+
+
 def test_missing_tensor_is_named():
     stored = tensors()
     del stored["layer-1/attention.v.bias"]
