@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from jkvq.cli.cache import cache
 from jkvq.cli.caches import caches
 from jkvq.cli.calibrate import calibrate
 from jkvq.cli.convert import convert
@@ -34,6 +35,7 @@ app.command()(convert)
 app.command()(caches)
 app.command("methods", hidden=True)(caches)
 app.add_typer(evaluate, name="eval")
+app.add_typer(cache, name="cache")
 
 
 def _print_version(asked: bool) -> None:

@@ -75,7 +75,7 @@ def check_cache(model: Model, cached: LLM, calibration: Calibration | None) -> C
     # Where positions are farthest from those that a calibration has read
     position = model.config.context - tokens
     place = _place(model, cached, calibration, tokens, position)
-    kept = _read(place)
+    kept = read_check(place)
     if kept is not None:
         return kept
     name, reason = spec_text(cached.spec), _too_much(model, cached, tokens)
@@ -144,11 +144,12 @@ def _place(
     return cache_folder() / "checks" / f"{name}.json"
 
 
-def _read(place: Path) -> Check | None:
+def read_check(place: Path) -> Check | None:
+    """A kept result; None if there is none or it is damaged."""
     try:
         found = Check(**json.loads(place.read_text()))
         return dataclasses.replace(found, kl=float(found.kl))
-    except (OSError, ValueError, TypeError):  # none, or damaged: it is made again
+    except (OSError, ValueError, TypeError):
         return None
 
 
