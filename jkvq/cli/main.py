@@ -13,6 +13,7 @@ from jkvq.cli.cache import cache
 from jkvq.cli.caches import caches
 from jkvq.cli.calibrate import calibrate
 from jkvq.cli.convert import convert
+from jkvq.cli.doctor import doctor
 from jkvq.cli.evaluate.app import evaluate
 from jkvq.cli.generate import generate
 from jkvq.cli.inspect import inspect
@@ -34,6 +35,7 @@ app.command()(inspect)
 app.command()(convert)
 app.command()(caches)
 app.command("methods", hidden=True)(caches)
+app.command()(doctor)
 app.add_typer(evaluate, name="eval")
 app.add_typer(cache, name="cache")
 

@@ -3,8 +3,6 @@
 import re
 from pathlib import Path
 
-import jax
-
 from jkvq.support.control_group import group_free_bytes
 from jkvq.support.errors import UserError
 
@@ -14,13 +12,15 @@ _BINARY = {"KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
 
 def free_bytes() -> int | None:
     """Memory that can still be allocated on the default device; None where nobody knows."""
+    import jax  # noqa: PLC0415 (the rest serves where it cannot be imported)
+
     stats = jax.devices()[0].memory_stats()
     if stats and "bytes_limit" in stats:
         return stats["bytes_limit"] - stats["bytes_in_use"]
-    return _host_free_bytes()
+    return host_free_bytes()
 
 
-def _host_free_bytes(root: Path = Path("/")) -> int | None:
+def host_free_bytes(root: Path = Path("/")) -> int | None:
     """What the machine has left, or less where a container may not use it all."""
     meminfo, limits = root / "proc/meminfo", [group_free_bytes(root)]
     if meminfo.exists():

@@ -1,7 +1,7 @@
 import pytest
 
 import jkvq
-from jkvq.support.memory import _host_free_bytes, format_bytes, free_bytes, parse_bytes
+from jkvq.support.memory import format_bytes, free_bytes, host_free_bytes, parse_bytes
 
 
 @pytest.mark.parametrize(
@@ -37,9 +37,9 @@ def test_free_bytes_of_a_container_are_the_least_of_machine_and_limit(tmp_path, 
     (proc / "self").mkdir(parents=True)
     group.mkdir(parents=True)
     (proc / "meminfo").write_text("MemTotal: 9000 kB\nMemAvailable:   5000 kB\n")
-    assert _host_free_bytes(tmp_path) == 5_120_000
+    assert host_free_bytes(tmp_path) == 5_120_000
     (proc / "self/cgroup").write_text("0::/\n")
     (group / "memory.max").write_text(str(limit))
     (group / "memory.current").write_text("1000000")
     (group / "memory.stat").write_text("inactive_file 0\n")
-    assert _host_free_bytes(tmp_path) == free
+    assert host_free_bytes(tmp_path) == free
