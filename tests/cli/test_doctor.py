@@ -1,7 +1,8 @@
 from tests.cli.running import run, run_json
 
 
-def test_doctor_reports_and_lists_problems(monkeypatch):
+def test_doctor_reports_and_lists_problems(tmp_path, monkeypatch):
+    monkeypatch.setenv("JKVQ_CACHE", str(tmp_path))
     monkeypatch.setenv("JAX_DISABLE_JIT", "1")
     found = run_json("doctor")
     names = [each["name"] for each in found["findings"]]
