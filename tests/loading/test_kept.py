@@ -24,7 +24,8 @@ DAY = 24 * 3600
 def write(path: Path, content: bytes | str = "", age: float = 0) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    os.utime(path, (time.time() - age,) * 2)
+    then = time.time() - age
+    os.utime(path, (then, then))
     return path
 
 

@@ -34,6 +34,12 @@ def kept(tmp_path, monkeypatch) -> Path:
     return folder
 
 
+@pytest.fixture(autouse=True)
+def no_progress(monkeypatch):
+    """No lines on how far a slow machine is."""
+    monkeypatch.setattr("jkvq.support.progress._FIRST_LINE", 1e6)
+
+
 @pytest.fixture(scope="module")
 def model(tmp_path_factory) -> Path:
     """A model with a large key bias, which rotation alone cannot store."""
