@@ -70,7 +70,7 @@ def clear_command(
     for each, reason in left:
         note(f"{each.kind}: {each.name} stays: {reason}")
     removed = [each for each in kept if each not in [other for other, _ in left]]
-    note(f"Removed {len(removed)} from {cache_folder()}: {total(removed)}")
+    note(f"Removed {total(removed)} from {cache_folder()}")
 
 
 @cache.command("fetch")

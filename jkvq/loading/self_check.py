@@ -82,6 +82,8 @@ def check_cache(model: Model, cached: LLM, calibration: Calibration | None) -> C
     if reason is not None:
         note(f"{name} was not checked: {reason}")
         return None
+    if place.exists():
+        note(f"{place} is damaged: checking {name} again")
     text = default_text()[-_LETTERS * tokens :].partition("\n\n")[2]  # not what calibration reads
     ids, label = first_tokens(model.tokenizer, text, tokens), f"Checking {name}"
     plain = with_cache(model, PLAIN_CACHE, implementation=cached.implementation)

@@ -69,7 +69,7 @@ def test_a_result_is_kept_for_model_cache_and_calibration(plain, kept, monkeypat
     assert len(list(kept.iterdir())) == 4
 
 
-def test_a_damaged_result_is_made_again(plain, kept):
+def test_a_damaged_result_is_made_again(plain, kept, capsys):
     llm = jkvq.with_cache(plain, "int4")
     found = check_cache(plain, llm, None)
     (file,) = kept.iterdir()
@@ -77,6 +77,7 @@ def test_a_damaged_result_is_made_again(plain, kept):
     for damage in ("", "{", "[]", '{"cache": "int4"}', f'{{{fields}, "kl": "abc"}}'):
         file.write_text(damage)
         assert check_cache(plain, llm, None) == found
+        assert f"{file} is damaged: checking int4 again\n" in capsys.readouterr().err
         assert json.loads(file.read_text()) == dataclasses.asdict(found)  # pyright: ignore
 
 
