@@ -8,6 +8,7 @@ import contextlib
 import importlib
 import zlib
 from pathlib import Path
+from typing import Any
 
 import jax
 
@@ -20,7 +21,7 @@ _ZSTD = b"\x28\xb5\x2f\xfd"
 
 def keep_compiled_programs() -> None:
     """Lets JAX keep what it compiles in the user's cache, unless the user has chosen a place."""
-    config = jax.config
+    config: Any = jax.config  # its fields are not typed
     if config.jax_compilation_cache_dir or not config.jax_enable_compilation_cache:
         return
     folder = cache_folder() / "compiled"

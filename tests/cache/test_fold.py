@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import jkvq
+from jkvq.attention.step_plan import Phase
 from jkvq.cache.calibrated import Calibration, SideCalibration
 from jkvq.cache.layout import empty_cache
 from jkvq.cache.shape import CacheShape
@@ -37,7 +38,7 @@ def model(config: ModelConfig) -> jkvq.Model:
     return jkvq.Model("tiny", config, params, byte_tokenizer())
 
 
-def scores(llm: jkvq.LLM, phase: str) -> np.ndarray:
+def scores(llm: jkvq.LLM, phase: Phase) -> np.ndarray:
     tokens = jnp.asarray(np.random.default_rng(1).integers(0, 256, (2, 20)), jnp.int32)
     table = 1 + jnp.arange(6, dtype=jnp.int32).reshape(2, 3)
     cache = empty_cache(llm.spec, CacheShape.of(llm.config), 7, table)

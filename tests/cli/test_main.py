@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 import time
+from typing import Any
 
 import pytest
 
@@ -39,7 +40,7 @@ def test_bad_input_ends_in_one_sentence_on_stderr():
 
 def test_ctrl_c_is_obeyed_with_a_word_while_the_command_is_busy():
     code = "from jkvq.cli.main import main; print('here', flush=True); main()"
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    pipes: Any = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     command = [sys.executable, "-c", code, "generate", "-"]
     with subprocess.Popen(command, text=True, **pipes) as process:
         assert process.stdout is not None and process.stderr is not None
