@@ -23,7 +23,13 @@ from jkvq.cache.calibrated import Calibration, SideCalibration, Transform, metho
 from jkvq.cache.specs.spec import CacheSpec
 from jkvq.calibration.solve import Solution, Spectra
 from jkvq.models.formats.catalog import CATALOG
-from jkvq.support.atomic_folder import drafted, is_vacant, reading, require_vacant
+from jkvq.support.atomic_folder import (
+    array_errors,
+    drafted,
+    is_vacant,
+    reading,
+    require_vacant,
+)
 from jkvq.support.errors import UserError
 from jkvq.support.user_cache import cache_folder
 
@@ -244,9 +250,8 @@ def _write(folder: Path, arrays: Arrays) -> None:
     folder.mkdir()
     handler = _handler()
     try:
-        handler.save(folder, args=ocp.args.PyTreeSave(arrays))
-    except ValueError as error:  # tensorstore's, for a full disk among others
-        raise OSError(str(error).strip().splitlines()[0][:200]) from None
+        with array_errors():
+            handler.save(folder, args=ocp.args.PyTreeSave(arrays))
     finally:
         handler.close()
 

@@ -1,6 +1,8 @@
 """What each method makes of the moments of a text."""
 
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +18,7 @@ from jkvq.calibration.moments import Captured, Moments
 from jkvq.calibration.observe import WINDOW
 from jkvq.models.config import ModelConfig
 from jkvq.models.decoder import Params
+from jkvq.support.arguments import INT32, flag, refusal, whole
 from jkvq.support.errors import UserError, nearest
 from jkvq.support.progress import count_bar
 
@@ -66,23 +69,61 @@ class CalibrationOptions:
 
     def __post_init__(self):
         def one_of(name: str, value: str, known):
-            if value not in known:
-                raise UserError(f"{name}={value} is not known: {nearest(value, known)}")
+            if not isinstance(value, str) or value not in known:
+                raise UserError(f"{name}={value} is not known: {nearest(str(value), known)}")
 
         one_of("key_target", self.key_target, KEY_TARGETS)
         one_of("value_target", self.value_target, VALUE_TARGETS)
         one_of("score", self.score, SCORES)
+        if isinstance(self.without, str) or not isinstance(self.without, Sequence):
+            raise refusal("without", self.without, f"a list of {', '.join(rotations.FACTORS)}")
+        object.__setattr__(self, "without", tuple(self.without))
         for factor in self.without:
             one_of("without", factor, rotations.FACTORS)
-        for name, least, most in (
-            ("centroids", 1, 65536),
-            ("starts", 1, 100),
-            ("window", 64, 2**20),
-            ("context", 64, 2**24),
-        ):
+        if not isinstance(self.clip_for, str | None):
+            raise refusal("clip_for", self.clip_for, "a cache's name, such as oscar-int2")
+        object.__setattr__(self, "shared", flag("shared", self.shared))
+        for name, least, most in _RANGES:
             given = getattr(self, name)
-            if given is not None and not least <= given <= most:
-                raise UserError(f"{name}={given}: allowed: {least} to {most}")
+            if given is not None:
+                allowed = f"allowed: whole numbers from {least} to {most}"
+                object.__setattr__(self, name, whole(name, given, least, most, allowed))
+
+
+_RANGES = (
+    ("order", 1, 2**16),
+    ("centroids", 1, 65536),
+    ("starts", 1, 100),
+    ("seed", 0, INT32),
+    ("window", 64, 2**20),
+    ("context", 64, 2**24),
+)
+# Options that only these methods look at; the others hold for all.
+OPTIONS_OF = {
+    ("jkvq", "oscar"): ("shared", "clip_for"),
+    ("oscar",): ("key_target", "value_target", "without"),
+    ("hessian",): ("order",),
+    ("kmeans",): ("centroids", "starts", "seed"),
+    ("blockgtq",): ("score",),
+}
+
+
+def read_options(method: str, given: Mapping[str, Any]) -> CalibrationOptions:
+    """The options of a method; refuses unknown ones, and those that it would not look at."""
+    if not isinstance(method, str) or method not in METHODS:
+        raise UserError(f"method '{method}' is not known: {nearest(str(method), METHODS)}")
+    names = [field.name for field in fields(CalibrationOptions)]
+    for name in given:
+        if name not in names:
+            raise UserError(f"calibrate has no option '{name}': {nearest(name, names)}")
+    for methods, options in OPTIONS_OF.items():
+        for name in options:
+            if name in given and method not in methods:
+                raise UserError(
+                    f"{name}={given[name]}: only with method {' or '.join(methods)}, and the "
+                    f"method is {method}; leave it out"
+                )
+    return CalibrationOptions(**given)
 
 
 @dataclass(frozen=True)
@@ -111,10 +152,8 @@ def method_label(method: str, options: CalibrationOptions) -> str:
 def check_method(
     method: str, options: CalibrationOptions, config: ModelConfig, tokens: int
 ) -> None:
-    """Refuses what cannot be calibrated."""
+    """Refuses what cannot be calibrated of this model."""
     head_dim = config.head_dim
-    if method not in METHODS:
-        raise UserError(f"method '{method}' is not known: {nearest(method, METHODS)}")
     if tokens < head_dim:
         raise UserError(
             f"tokens={tokens}: at least {head_dim} are needed, as many as a head has channels, "
@@ -136,16 +175,6 @@ def check_method(
             f"centroids={options.centroids}: at least as many tokens are needed, and tokens is "
             f"{tokens}"
         )
-    usual = CalibrationOptions.key_target, CalibrationOptions.value_target
-    if method != "oscar" and (options.key_target, options.value_target) != usual:
-        raise UserError(
-            f"key_target={options.key_target}, value_target={options.value_target}: other targets "
-            f"than {usual[0]} and {usual[1]} only with method oscar, and the method is {method}"
-        )
-    if method != "oscar" and options.without:
-        raise UserError(f"without={'+'.join(options.without)}: only with method oscar")
-    if options.clip_for is not None and method not in ("jkvq", "oscar"):
-        raise UserError(f"clip_for={options.clip_for}: only with method oscar or jkvq")
 
 
 def solve(

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from jkvq.cache.specs.spec import CacheSpec, SideSpec
     from jkvq.cache.specs.spec_text import parse_spec
     from jkvq.calibration.artefact import Artefact, load_artefact
-    from jkvq.engine.generate import Generation, Options, Piece, generate, stream
+    from jkvq.engine.generate import Generation, Piece, generate, stream
+    from jkvq.engine.options import Options
     from jkvq.llm import LLM, with_cache
     from jkvq.loading.calibrate import calibrate
     from jkvq.loading.load import load
@@ -53,7 +54,8 @@ _HOMES = {
     "jkvq.cache.specs.spec": ("CacheSpec", "SideSpec"),
     "jkvq.cache.specs.spec_text": ("parse_spec",),
     "jkvq.calibration.artefact": ("Artefact", "load_artefact"),
-    "jkvq.engine.generate": ("Generation", "Options", "Piece", "generate", "stream"),
+    "jkvq.engine.generate": ("Generation", "Piece", "generate", "stream"),
+    "jkvq.engine.options": ("Options",),
     "jkvq.llm": ("LLM", "with_cache"),
     "jkvq.loading.calibrate": ("calibrate",),
     "jkvq.loading.load": ("load",),

@@ -9,7 +9,7 @@ from jkvq.cache.calibrated import Calibration, calibrate_command, methods_for
 from jkvq.cache.fold import fold_values
 from jkvq.cache.shape import CacheShape
 from jkvq.cache.specs.spec import CacheSpec
-from jkvq.cache.specs.spec_text import parse_spec
+from jkvq.cache.specs.spec_text import as_spec, spec_text
 from jkvq.calibration.artefact import find_artefact, load_artefact
 from jkvq.models.config import ModelConfig
 from jkvq.models.decoder import Params
@@ -17,6 +17,7 @@ from jkvq.models.fingerprint import fingerprint
 from jkvq.models.model import Model
 from jkvq.models.tokenizer import Tokenizer
 from jkvq.pallas_kernels.types import Implementation
+from jkvq.support.arguments import refusal
 from jkvq.support.errors import UserError
 
 
@@ -63,7 +64,7 @@ def with_cache(
             f"with_cache takes a model without a cache, not {type(model).__name__}: give what "
             "jkvq.load_model returns"
         )
-    spec = parse_spec(cache) if isinstance(cache, str) else cache
+    spec = as_spec(cache)
     calibration = find_calibration(model.name, spec, calibration)
     basis = checked_basis(model.config, spec, calibration)
     chosen = choose_implementation(implementation, model.config, spec)
@@ -76,12 +77,34 @@ def find_calibration(
     model: str | Path, spec: CacheSpec, given: Calibration | str | Path | None
 ) -> Calibration | None:
     """What a spec needs: as given, from a folder, or kept for the model; None if it needs none."""
-    if isinstance(given, Calibration) or not methods_for(spec):
-        return given if isinstance(given, Calibration) else None
-    folder = find_artefact(model, spec) if given is None else given
+    if given is not None:
+        require_use(spec)
+        return read_calibration(given)
+    if not methods_for(spec):
+        return None
+    folder = find_artefact(model, spec)
     if folder is None:
         raise missing_calibration(model, spec)
     return load_artefact(folder).calibration
+
+
+def read_calibration(given: Calibration | str | Path) -> Calibration:
+    """A calibration that is given as it is or by its folder."""
+    if isinstance(given, Calibration):
+        return given
+    if not isinstance(given, str | Path):
+        what = "the folder of an artefact, or an artefact's calibration"
+        raise refusal("calibration", given, f"{what} (`jkvq.load_artefact(folder).calibration`)")
+    return load_artefact(given).calibration
+
+
+def require_use(spec: CacheSpec) -> None:
+    """Refuses a calibration for a cache that would not look at it."""
+    if not methods_for(spec):
+        raise UserError(
+            f"{spec_text(spec)} takes no calibration: leave it out, or choose a cache that takes "
+            "one, such as jkvq-int4"
+        )
 
 
 def missing_calibration(model: str | Path, spec: CacheSpec) -> UserError:

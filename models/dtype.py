@@ -2,21 +2,30 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jkvq.pallas_kernels.settings import compute_capability
+from jkvq.support.arguments import refusal
 from jkvq.support.errors import UserError, nearest
 from jkvq.support.progress import note
 
 _DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16, "float16": jnp.float16}
 
 
-def compute_dtype(name: str | None):
-    """The dtype called ``name``, or the one this device computes fastest in."""
-    if name is None:  # CPUs emulate bfloat16
-        name = "float32" if jax.default_backend() == "cpu" else half_dtype()
-        if name == "float16":
+DTypeLike = str | type | np.dtype  # a name, or JAX's own
+
+
+def compute_dtype(dtype: DTypeLike | None):
+    """The dtype of this name, or the one this device computes fastest in."""
+    if dtype is None:  # CPUs emulate bfloat16
+        dtype = "float32" if jax.default_backend() == "cpu" else half_dtype()
+        if dtype == "float16":
             kind = jax.devices()[0].device_kind
             note(f"{kind} has no bfloat16: computing in float16, with attention in plain JAX")
+    try:
+        name = dtype if isinstance(dtype, str) else jnp.dtype(dtype).name
+    except TypeError:
+        raise refusal("dtype", dtype, f"allowed: {', '.join(_DTYPES)}") from None
     if name not in _DTYPES:
         raise UserError(f"dtype '{name}' is not known: {nearest(name, _DTYPES)}")
     return _DTYPES[name]

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from jkvq.models.config import ModelConfig
 from jkvq.models.decoder import Params, weight_bytes
-from jkvq.models.dtype import compute_dtype, half_dtype
+from jkvq.models.dtype import DTypeLike, compute_dtype, half_dtype
 from jkvq.models.formats.checkpoint import Checkpoint, open_checkpoint
 from jkvq.models.tokenizer import Tokenizer
 from jkvq.support.compile_cache import keep_compiled_programs
@@ -29,15 +29,16 @@ class Model:
     tokenizer: Tokenizer = field(repr=False)
 
 
-def load_model(model: str | Path, *, dtype: str | None = None) -> Model:
+def load_model(model: str | Path, *, dtype: DTypeLike | None = None) -> Model:
     """Loads a model without a cache.
 
     Args:
         model: a short name (``smollm2-135m``), a folder, a ``.gguf`` file or a hub id.
-        dtype: ``float32``, ``bfloat16`` or ``float16``; by default what the device computes
-            fastest in.
+        dtype: ``float32``, ``bfloat16`` or ``float16``, as a name or JAX's own; by default what
+            the device computes fastest in.
     """
-    return read_model(str(model), open_checkpoint(model), compute_dtype(dtype))
+    compute = compute_dtype(dtype)
+    return read_model(str(model), open_checkpoint(model), compute)
 
 
 def read_model(name: str, checkpoint: Checkpoint, dtype) -> Model:

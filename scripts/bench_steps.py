@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jkvq.cache.calibrated import methods_for
 from jkvq.cache.layout import empty_cache, pages_for
 from jkvq.cache.page_pool import roomy_table
 from jkvq.cache.shape import CacheShape
@@ -78,7 +79,7 @@ def time_decode(llm: LLM, batch: int, tokens: int) -> tuple[float, float]:
         active=jnp.ones(batch, bool),
         failed=jnp.zeros(batch, bool),
         seen=jnp.zeros((batch, llm.config.vocab), bool),
-        stop_tokens=jnp.full(8, -1, jnp.int32),
+        stop_tokens=jnp.full((batch, 8), -1, jnp.int32),
         sampler=SamplerArrays.stack([Sampling()] * batch),
     )
     best, before, compiled = np.inf, compile_seconds(), 0.0
@@ -107,7 +108,8 @@ def main() -> None:
     model, found = random_model(QWEN3_8B), {}
     for cache in split_names(args.caches):
         shape = CacheShape.of(model.config)
-        llm = with_cache(model, cache, made_up(shape, parse_spec(cache).key.bits))
+        spec = parse_spec(cache)
+        llm = with_cache(model, spec, made_up(shape, spec.key.bits) if methods_for(spec) else None)
         for step in args.steps.split(","):
             batch, tokens = map(int, step.split("x"))
             ms, compiled = time_decode(llm, batch, tokens)

@@ -24,6 +24,8 @@ import numpy as np
 import typer
 
 import jkvq
+from jkvq.cache.calibrated import methods_for
+from jkvq.cache.specs.spec_text import parse_spec
 from jkvq.defaults import DEFAULT_MODEL
 from jkvq.engine.batch import Batch
 from jkvq.engine.forward import forward
@@ -132,7 +134,8 @@ def main(
     base = load_model(model, dtype="float32")
     prompts = prompts_of(base, text, length)
     for cache in caches.split(","):
-        kernels = with_cache(base, cache, calibration, implementation=implementation)
+        given = calibration if methods_for(parse_spec(cache)) else None
+        kernels = with_cache(base, cache, given, implementation=implementation)
         reference = dataclasses.replace(kernels, implementation="reference")
         expected = write(reference, prompts)
         scores, others = replay(reference, kernels, prompts, expected)

@@ -15,9 +15,7 @@ _WIDEST_LLOYD = 4
 
 def choose_implementation(name: str | None, config: ModelConfig, spec: CacheSpec) -> Implementation:
     """The implementation called ``name``, or the best here; refuses one that cannot serve."""
-    names = get_args(Implementation)
-    if name is not None and name not in names:
-        raise UserError(f"implementation '{name}' is not known: {nearest(name, names)}")
+    require_known(name)
     limit = None if name == "reference" else model_limit(config, spec)
     if name is None:
         return "pallas" if has_gpu() and limit is None else "reference"
@@ -27,6 +25,13 @@ def choose_implementation(name: str | None, config: ModelConfig, spec: CacheSpec
     if name == "pallas" and limit is not None:
         raise UserError(f"implementation pallas: {limit}; use reference")
     return name  # pyright: ignore[reportReturnType]
+
+
+def require_known(name: str | None) -> None:
+    """Refuses what is no implementation's name."""
+    names = get_args(Implementation)
+    if name is not None and name not in names:
+        raise UserError(f"implementation '{name}' is not known: {nearest(str(name), names)}")
 
 
 def device_limit() -> str | None:

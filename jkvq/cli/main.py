@@ -1,5 +1,6 @@
 """The command line. Texts go to stdout, tables too, everything else to stderr."""
 
+import json
 import os
 import sys
 import threading
@@ -94,6 +95,8 @@ def _run() -> int:
     try:
         app()
     except UserError as error:
+        if "--json" in sys.argv:  # whoever reads JSON finds it on stdout, whatever happens
+            print(json.dumps({"error": str(error)}))
         say(f"jkvq: {error}", "red")
         return 2
     except SystemExit as end:

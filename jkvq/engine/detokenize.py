@@ -16,7 +16,7 @@ class TextStream:
 
     def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = ()):
         self._tokenizer = tokenizer
-        self._stop = [text for text in stop if text]
+        self._stop = stop
         self._tokens: list[int] = []
         self._context = 0  # where the tokens begin that the next text is decoded with
         self._decoded = 0  # tokens whose text is in _text

@@ -1,7 +1,6 @@
 """From prompts to text."""
 
 import dataclasses
-import secrets
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -14,81 +13,19 @@ import numpy as np
 from jkvq.cache.page_pool import power_of_two
 from jkvq.engine.batch import Batch
 from jkvq.engine.detokenize import TextStream
+from jkvq.engine.options import Options, options_by_prompt
 from jkvq.engine.prompt import Prompt, as_batch, encode_prompt
 from jkvq.engine.sampling import SamplerArrays, Sampling
 from jkvq.engine.steps import BURST, Decoding, Drawn, decode_burst, draw_token, prepare_burst
 from jkvq.llm import LLM
+from jkvq.support.arguments import shown
 from jkvq.support.compile_clock import Compiling, compiling
-from jkvq.support.errors import UserError, nearest
+from jkvq.support.errors import UserError
+from jkvq.support.progress import note
 
 FinishReason = Literal["stop", "length", "error"]
 
 _STREAM_BURST = 8  # tokens per launch while somebody watches a GPU; a CPU launches each anyway
-
-
-@dataclass(frozen=True)
-class Options:
-    """What `generate` and `stream` take.
-
-    max_new_tokens: at most so many; the model's context may end the text earlier.
-    temperature, top_k, top_p, min_p, repetition_penalty: see `jkvq.sampling.Sampling`.
-    seed: one for all prompts or one each; None draws a new one for each. A prompt with a seed gives
-        the same text whatever else is in the batch.
-    stop: strings that end the text; they are not part of it.
-    stop_tokens: tokens that end it, besides the model's own.
-    ignore_eos: go on past the model's own stop tokens.
-    chat: wrap text in the model's chat template; None does so if the model has one.
-    """
-
-    max_new_tokens: int = 256
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    seed: int | Sequence[int] | None = None
-    stop: str | Sequence[str] = ()
-    stop_tokens: Sequence[int] = ()
-    ignore_eos: bool = False
-    chat: bool | None = None
-
-    def __post_init__(self):
-        if self.max_new_tokens < 1:
-            raise UserError(f"max_new_tokens={self.max_new_tokens}: at least 1 is needed")
-
-    @classmethod
-    def read(cls, options: dict[str, Any]) -> "Options":
-        names = [field.name for field in dataclasses.fields(cls)]
-        for name in options:
-            if name not in names:
-                raise UserError(f"generate has no option '{name}': {nearest(name, names)}")
-        return cls(**options)
-
-    @property
-    def stop_strings(self) -> tuple[str, ...]:
-        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
-
-    def sampling(self, prompts: int) -> list[Sampling]:
-        """The rules of each prompt."""
-        if self.seed is None:
-            seeds = [secrets.randbits(32) for _ in range(prompts)]
-        elif isinstance(self.seed, Sequence | np.ndarray):
-            seeds = list(self.seed)
-        else:
-            seeds = [self.seed] * prompts
-        if len(seeds) != prompts:
-            raise UserError(f"{len(seeds)} seeds for {prompts} prompts: give one, or one each")
-        return [
-            Sampling(
-                self.repetition_penalty,
-                self.temperature,
-                self.top_k,
-                self.top_p,
-                self.min_p,
-                seed,
-            )
-            for seed in seeds
-        ]
 
 
 @dataclass(frozen=True)
@@ -111,6 +48,7 @@ class Generation:
 
     tokens: all that were drawn, the stop token among them.
     logprobs: of each token, under the model's own distribution.
+    seed: gives this prompt the same text alone or in any list.
     error: what ended it, if its finish_reason is "error"; other prompts go on.
     """
 
@@ -133,24 +71,39 @@ class Piece:
     generation: Generation | None = None
 
 
+_Asked = Options | Sequence[Options] | None
+
+
 @overload
 def generate(
-    llm: LLM, prompts: str | list[int] | list[dict[str, str]], **options: Any
+    llm: LLM,
+    prompts: str | list[int] | list[dict[str, str]],
+    options: _Asked = None,
+    **changes: Any,
 ) -> Generation: ...
 @overload
 def generate(
-    llm: LLM, prompts: list[str] | list[list[int]] | list[list[dict[str, str]]], **options: Any
+    llm: LLM,
+    prompts: list[str] | list[list[int]] | list[list[dict[str, str]]],
+    options: _Asked = None,
+    **changes: Any,
 ) -> list[Generation]: ...
 @overload
-def generate(llm: LLM, prompts: Sequence[Any], **options: Any) -> Generation | list[Generation]: ...
-def generate(llm: LLM, prompts, **options: Any) -> Generation | list[Generation]:
+def generate(
+    llm: LLM, prompts: Sequence[Any], options: _Asked = None, **changes: Any
+) -> Generation | list[Generation]: ...
+def generate(
+    llm: LLM, prompts, options: _Asked = None, **changes: Any
+) -> Generation | list[Generation]:
     """Writes on from each prompt.
 
     Args:
         llm: from `jkvq.load`.
         prompts: text, a conversation (messages with role and content) or tokens; or a list of
             these, which run together as one batch.
-        **options: the fields of `jkvq.Options`, such as max_new_tokens=64 or temperature=0.7.
+        options: for all prompts, or a list with one for each; None is `jkvq.Options()`.
+        **changes: fields of `jkvq.Options` that take the place of theirs, such as
+            max_new_tokens=64 or temperature=0.7; seed may be a list, one for each prompt.
 
     Returns:
         A `Generation`, or a list of them for a list of prompts. A prompt of a list that fails has
@@ -158,7 +111,7 @@ def generate(llm: LLM, prompts, **options: Any) -> Generation | list[Generation]
     """
     batch, single = as_batch(prompts)
     done: dict[int, Generation] = {}
-    for piece in _run(llm, batch, Options.read(options), BURST):
+    for piece in _run(llm, batch, options_by_prompt(options, changes, len(batch)), BURST):
         if piece.generation is not None:
             done[piece.index] = piece.generation
     results = [done[index] for index in range(len(batch))]
@@ -169,31 +122,68 @@ def generate(llm: LLM, prompts, **options: Any) -> Generation | list[Generation]
     return results[0]
 
 
-def stream(llm: LLM, prompts: Prompt | Sequence[Prompt], **options: Any) -> Iterator[Piece]:
+def stream(
+    llm: LLM, prompts: Prompt | Sequence[Prompt], options: _Asked = None, **changes: Any
+) -> Iterator[Piece]:
     """Like `generate`, but gives each prompt's text in pieces, as it is written."""
     batch, _ = as_batch(prompts)
     burst = 1 if jax.default_backend() == "cpu" else _STREAM_BURST
-    return _run(llm, batch, Options.read(options), burst)
+    return _run(llm, batch, options_by_prompt(options, changes, len(batch)), burst)
 
 
-def _run(llm: LLM, prompts: Sequence[Prompt], options: Options, burst: int) -> Iterator[Piece]:
+def _run(
+    llm: LLM, prompts: Sequence[Prompt], options: list[Options], burst: int
+) -> Iterator[Piece]:
     """Checks everything that can be checked, then returns the iterator that does the work."""
-    tokens = [encode_prompt(llm, prompt, options.chat) for prompt in prompts]
-    rules = options.sampling(len(prompts))
-    budgets = [min(options.max_new_tokens, llm.config.context - len(row)) for row in tokens]
-    return _pieces(llm, tokens, budgets, rules, Batch(llm, tokens, budgets), options, burst)
+    if not isinstance(llm, LLM):
+        raise UserError(f"{shown(llm)} cannot generate: give what jkvq.load returns")
+    tokens = [
+        encode_prompt(llm, prompt, each.chat) for prompt, each in zip(prompts, options, strict=True)
+    ]
+    stops = [_stop_tokens(llm, each) for each in options]
+    budgets = _budgets(llm.config.context, tokens, options)
+    return _pieces(llm, tokens, budgets, stops, Batch(llm, tokens, budgets), options, burst)
 
 
-def _pieces(llm, tokens, budgets, rules, batch: "Batch", options: Options, burst: int):
+def _budgets(context: int, tokens: list[list[int]], options: list[Options]) -> list[int]:
+    """How many tokens each prompt may get; says where that is fewer than asked for."""
+    asked = [each.max_new_tokens for each in options]
+    budgets = [min(most, context - len(row)) for row, most in zip(tokens, asked, strict=True)]
+    cut = [index for index, budget in enumerate(budgets) if budget < asked[index]]
+    if cut:
+        first = min(cut, key=budgets.__getitem__)
+        which = "the text" if len(tokens) == 1 else f"{len(cut)} of {len(tokens)} texts, the first"
+        note(
+            f"max_new_tokens={asked[first]:,}: the model's context of {context:,} tokens ends "
+            f"{which} after {budgets[first]:,}"
+        )
+    return budgets
+
+
+def _stop_tokens(llm: LLM, options: Options) -> set[int]:
+    """The tokens that end a text, the model's own among them."""
+    for token in options.stop_tokens:
+        if token >= llm.config.vocab:
+            raise UserError(
+                f"stop_tokens: token {token} is outside the vocabulary of {llm.config.vocab} tokens"
+            )
+    own = frozenset() if options.ignore_eos else llm.tokenizer.stop_tokens
+    return {*options.stop_tokens, *own}
+
+
+def _pieces(llm, tokens, budgets, stops, batch: "Batch", options: list[Options], burst: int):
     clock = _Clock()
     hidden = batch.prefill(llm, tokens)
-    state = _initial_state(llm, tokens, budgets, rules, options, batch.rows)
+    state = _initial_state(llm, tokens, budgets, stops, options, batch.rows)
     state, drawn = draw_token(llm.config, llm.params, hidden, state)
     cache = batch.cache
     if max(budgets) > 1:
         run = llm.config, llm.params, llm.basis
         cache, state = prepare_burst(*run, cache, state, llm.implementation)
-    writers = [_Writer(TextStream(llm.tokenizer, options.stop_strings), len(row)) for row in tokens]
+    writers = [
+        _Writer(TextStream(llm.tokenizer, each.stop_strings), len(row), each.sampling.seed)
+        for row, each in zip(tokens, options, strict=True)
+    ]
     while True:
         host: tuple[Decoding, Drawn] = jax.device_get((_light(state), drawn))
         clock.mark_prefill()
@@ -201,7 +191,7 @@ def _pieces(llm, tokens, budgets, rules, batch: "Batch", options: Options, burst
             if writer.done:
                 continue
             text = writer.take(host[0], host[1], index)
-            generation = writer.result(rules[index].seed, clock) if writer.done else None
+            generation = writer.result(clock) if writer.done else None
             if text or generation:
                 yield Piece(index, text, generation)
         if all(writer.done for writer in writers):
@@ -243,8 +233,8 @@ class _Clock:
 class _Writer:
     """Collects what is drawn for one prompt."""
 
-    def __init__(self, text: TextStream, prompt_tokens: int):
-        self._stream, self._prompt_tokens = text, prompt_tokens
+    def __init__(self, text: TextStream, prompt_tokens: int, seed: int):
+        self._stream, self._prompt_tokens, self._seed = text, prompt_tokens, seed
         self._text: list[str] = []
         self._tokens: list[int] = []
         self._logprobs: list[float] = []
@@ -257,7 +247,7 @@ class _Writer:
         failed = bool(state.failed[row])
         # What was drawn from scores that are not numbers is no token.
         new = int(state.made[row]) - failed - len(self._tokens)
-        stops = set(state.stop_tokens.tolist())
+        stops = set(state.stop_tokens[row].tolist())
         for token, logprob in zip(
             drawn.tokens[row, :new].tolist(), drawn.logprobs[row, :new].tolist(), strict=True
         ):
@@ -280,28 +270,25 @@ class _Writer:
         self._text.append(self._stream.finish() if self.done else self._stream.take())
         return self._text[-1]
 
-    def result(self, seed: int, clock: _Clock) -> Generation:
+    def result(self, clock: _Clock) -> Generation:
         return Generation(
             "".join(self._text),
             self._tokens,
             self._logprobs,
             self._reason,
             self._prompt_tokens,
-            seed,
+            self._seed,
             clock.timings(),
             self._error,
         )
 
 
-def _initial_state(llm, tokens, budgets, rules, options: Options, rows: int) -> Decoding:
-    stops = set(options.stop_tokens)
-    if not options.ignore_eos:
-        stops |= llm.tokenizer.stop_tokens
-    padded_stops = np.full(power_of_two(len(stops), 8), -1, np.int32)
-    padded_stops[: len(stops)] = sorted(stops)
+def _initial_state(llm, tokens, budgets, stops, options: list[Options], rows: int) -> Decoding:
+    padded_stops = np.full((rows, power_of_two(max(map(len, stops)), 8)), -1, np.int32)
     seen = np.zeros((rows, llm.config.vocab), bool)
-    for row, prompt in enumerate(tokens):
+    for row, (prompt, ends) in enumerate(zip(tokens, stops, strict=True)):
         seen[row, prompt] = True
+        padded_stops[row, : len(ends)] = sorted(ends)
     padding = rows - len(tokens)
     # Made by numpy: every small array that JAX makes is a program to compile.
     return Decoding(
@@ -312,7 +299,9 @@ def _initial_state(llm, tokens, budgets, rules, options: Options, rows: int) -> 
         failed=jnp.asarray(np.zeros(rows, bool)),
         seen=jnp.asarray(seen),
         stop_tokens=jnp.asarray(padded_stops),
-        sampler=SamplerArrays.stack([*rules, *[Sampling()] * padding]),
+        sampler=SamplerArrays.stack(
+            [*(each.sampling for each in options), *[Sampling()] * padding]
+        ),
     )
 
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
-from jkvq.support.errors import UserError
+from jkvq.support.arguments import INT32, number, whole
 
 
 @dataclass(frozen=True)
@@ -32,18 +32,19 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self):
-        def require(good: bool, name: str, allowed: str):
-            if not good:
-                raise UserError(f"{name}={getattr(self, name)}: {allowed}")
+        for name, (check, *allowed) in _ALLOWED.items():
+            object.__setattr__(self, name, check(name, getattr(self, name), *allowed))
 
-        require(self.repetition_penalty > 0, "repetition_penalty", "more than 0; 1 is off")
-        require(0 <= self.temperature < np.inf, "temperature", "0 (most likely token) or more")
-        require(self.top_k >= 0, "top_k", "1 or more, or 0 for off")
-        require(0 < self.top_p <= 1, "top_p", "more than 0 and at most 1; 1 is off")
-        require(0 <= self.min_p <= 1, "min_p", "from 0 (off) to 1")
-        whole = isinstance(self.seed, int | np.integer) and not isinstance(self.seed, bool)
-        require(whole and 0 <= int(self.seed) < 2**64, "seed", "a whole number from 0 to 2**64 - 1")
-        object.__setattr__(self, "seed", int(self.seed))  # what is written to JSON
+
+_ABOVE_0, _FINITE = 2.0**-126, 2.0**127  # as float32, which they become
+_ALLOWED = {
+    "repetition_penalty": (number, _ABOVE_0, _FINITE, "a number above 0; 1 is off"),
+    "temperature": (number, 0, _FINITE, "a number, 0 (most likely token) or more"),
+    "top_k": (whole, 0, INT32, f"a whole number from 1 to {INT32}, or 0 for off"),
+    "top_p": (number, _ABOVE_0, 1, "a number above 0 and at most 1; 1 is off"),
+    "min_p": (number, 0, 1, "a number from 0 (off) to 1"),
+    "seed": (whole, 0, 2**64 - 1, "a whole number from 0 to 2**64 - 1"),
+}
 
 
 @jax.tree_util.register_dataclass

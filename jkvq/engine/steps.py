@@ -36,7 +36,7 @@ class Decoding:
     active: Bool[Array, " B"]
     failed: Bool[Array, " B"]  # its scores were not numbers
     seen: Bool[Array, "B V"]  # tokens of the prompt and the text
-    stop_tokens: Int[Array, " E"]
+    stop_tokens: Int[Array, "B E"]  # of each one, padded with -1
     sampler: SamplerArrays
 
 
@@ -194,7 +194,7 @@ def _draw(scores: Float[Array, "B V"], state: Decoding) -> tuple[Decoding, Float
     token = jnp.where(state.active, token, state.token)
     chosen = jnp.take_along_axis(scores, token[:, None], axis=1)[:, 0]
     made = state.made + state.active.astype(jnp.int32)
-    stopped = (token[:, None] == state.stop_tokens[None]).any(-1)
+    stopped = (token[:, None] == state.stop_tokens).any(-1)
     row = jnp.arange(token.shape[0])
     state = dataclasses.replace(
         state,

@@ -7,6 +7,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+
 from jkvq.cache.calibrated import Calibration, methods_for
 from jkvq.cache.shape import CacheShape
 from jkvq.cache.specs.spec import CacheSpec
@@ -26,16 +30,19 @@ from jkvq.calibration.solve import (
     check_method,
     method_label,
     output_projections,
+    read_options,
     solve,
 )
 from jkvq.defaults import CALIBRATION_TOKENS, PLAIN_CACHE
 from jkvq.engine.generate import generate
 from jkvq.evaluation.corpus import first_tokens, leading_tokens, read_text
 from jkvq.llm import LLM, missing_calibration, with_cache
+from jkvq.models.dtype import DTypeLike
 from jkvq.models.fingerprint import fingerprint
 from jkvq.models.model import Model, load_model
+from jkvq.support.arguments import INT32, flag, refusal, whole
 from jkvq.support.atomic_folder import require_vacant
-from jkvq.support.errors import UserError, nearest
+from jkvq.support.errors import UserError
 from jkvq.support.progress import note
 from jkvq.version import VERSION
 
@@ -59,7 +66,7 @@ def calibrate(
     self_written: bool = False,
     tokens: int = CALIBRATION_TOKENS,
     out: str | Path | None = None,
-    dtype: str | None = None,
+    dtype: DTypeLike | None = None,
     **options: Any,
 ) -> Artefact:
     """Calibrates a model for the caches of a method, and writes the artefact.
@@ -78,7 +85,12 @@ def calibrate(
         raise UserError(
             "calibrate takes a model without a cache: give a name or what jkvq.load_model returns"
         )
-    chosen = _options(options)
+    if isinstance(model, Model) and dtype is not None:
+        raise refusal("dtype", dtype, "the model is loaded already; leave it out")
+    chosen = read_options(method, options)
+    _clipped(chosen)
+    tokens = whole("tokens", tokens, 1, INT32, "a whole number; some thousands are good")
+    flag("self_written", self_written)
     if text is not None and self_written:
         raise UserError("a text and --self exclude each other: give one of them")
     corpus = None if self_written else _read(text)
@@ -131,12 +143,11 @@ def _made(
     model: Model, method: str, chosen: CalibrationOptions, corpus: Corpus | None, tokens: int
 ) -> Artefact:
     """The artefact of a text, or of one that the model writes."""
+    _require_numbers(model, model.params)
     check_method(method, chosen, model.config, tokens)
     context = chosen.context or model.config.context
     chosen = dataclasses.replace(chosen, window=min(chosen.window, context))
-    clipped = None if chosen.clip_for is None else parse_spec(chosen.clip_for)
-    if clipped is not None:
-        require_clipping(clipped)
+    clipped = _clipped(chosen)
     if corpus is None:
         corpus, ids = _self_written(model, tokens)
     else:
@@ -150,6 +161,7 @@ def _made(
         leading=leading,
         capture=method == "kmeans",
     )
+    _require_numbers(model, moments)
     projected = output_projections(model.config, model.params)
     solution = solve(method, chosen, moments, captured, projected)
     if clipped is not None:
@@ -159,12 +171,13 @@ def _made(
     return make_artefact(solution, _manifest(model, label, chosen, corpus, tokens))
 
 
-def _options(options: dict[str, Any]) -> CalibrationOptions:
-    names = [field.name for field in dataclasses.fields(CalibrationOptions)]
-    for name in options:
-        if name not in names:
-            raise UserError(f"calibrate has no option '{name}': {nearest(name, names)}")
-    return CalibrationOptions(**options)
+def _clipped(chosen: CalibrationOptions) -> CacheSpec | None:
+    """The cache whose clip ratios are asked for."""
+    if chosen.clip_for is None:
+        return None
+    spec = parse_spec(chosen.clip_for)
+    require_clipping(spec)
+    return spec
 
 
 def _read(text: str | Path | Corpus | None) -> Corpus:
@@ -172,8 +185,36 @@ def _read(text: str | Path | Corpus | None) -> Corpus:
         return text
     if text is None:
         return Corpus(DEFAULT_CORPUS, default_text())
-    path = Path(text).expanduser()
+    if not isinstance(text, str | Path) or not _is_file(path := Path(text).expanduser()):
+        given = str(text) if isinstance(text, Path) else text
+        raise refusal("text", given, "there is no such file; write the text to one, give its path")
     return Corpus(path.name, read_text(path))
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # what is longer than any path may be
+        return False
+
+
+@jax.jit
+def _all_finite(weight: jax.Array) -> jax.Array:
+    return jnp.isfinite(weight).all()
+
+
+def _finite(array: jax.Array | np.ndarray) -> bool:
+    """Whether all of an array are numbers; it stays where it is."""
+    return bool(np.isfinite(array).all() if isinstance(array, np.ndarray) else _all_finite(array))
+
+
+def _require_numbers(model: Model, tree: Any) -> None:
+    """Refuses a model one of whose weights, or of their products, is NaN or infinite."""
+    if not all(_finite(leaf) for leaf in jax.tree.leaves(tree)):
+        raise UserError(
+            f"{model.name} cannot be calibrated: some of its weights, or what it makes of a text, "
+            "are not numbers (NaN or infinite); they are damaged, fetch the model again"
+        )
 
 
 def _self_written(model: Model, tokens: int) -> tuple[Corpus, list[int]]:
@@ -193,6 +234,8 @@ def _self_written(model: Model, tokens: int) -> tuple[Corpus, list[int]]:
             ignore_eos=True,
         )
         for generation in written:
+            if generation.error is not None:
+                raise UserError(generation.error)
             ids += generation.tokens
         seed += len(starts)
     ids = ids[:tokens]

@@ -3,10 +3,10 @@
 import warnings
 from pathlib import Path
 
-from jkvq.attention.implementation import choose_implementation
+from jkvq.attention.implementation import choose_implementation, require_known
 from jkvq.cache.calibrated import Calibration, methods_for
 from jkvq.cache.specs.spec import CacheSpec
-from jkvq.cache.specs.spec_text import parse_spec, spec_text
+from jkvq.cache.specs.spec_text import as_spec, parse_spec, spec_text
 from jkvq.calibration.artefact import find_artefact, load_artefact
 from jkvq.defaults import DEFAULT_CACHES, DEFAULT_MODEL, PLAIN_CACHE
 from jkvq.llm import (
@@ -14,15 +14,18 @@ from jkvq.llm import (
     checked_basis,
     find_calibration,
     missing_calibration,
+    read_calibration,
+    require_use,
     with_cache,
 )
 from jkvq.loading.calibrate import calibrate_on_first_use, calibrates_on_first_use
 from jkvq.loading.self_check import check_cache
 from jkvq.models.config import ModelConfig
-from jkvq.models.dtype import compute_dtype
+from jkvq.models.dtype import DTypeLike, compute_dtype
 from jkvq.models.fingerprint import fingerprint
 from jkvq.models.formats.checkpoint import open_checkpoint
 from jkvq.models.model import Model, read_model
+from jkvq.support.arguments import INT32, flag, whole
 from jkvq.support.errors import CacheWarning, UserError
 from jkvq.support.progress import spinner
 from jkvq.support.user_cache import sweep_drafts
@@ -33,7 +36,7 @@ def load(
     *,
     cache: str | CacheSpec | None = None,
     calibration: Calibration | str | Path | None = None,
-    dtype: str | None = None,
+    dtype: DTypeLike | None = None,
     pool_tokens: int | None = None,
     implementation: str | None = None,
     check: bool = True,
@@ -47,15 +50,21 @@ def load(
         calibration: what the cache needs to know of the model, or the folder of an artefact that
             `jkvq calibrate` wrote; None takes the one kept for this model, and makes it on first
             use.
-        dtype: ``float32``, ``bfloat16`` or ``float16``; by default what the device computes
-            fastest in.
+        dtype: ``float32``, ``bfloat16`` or ``float16``, as a name or JAX's own; by default what
+            the device computes fastest in.
         pool_tokens: the most tokens that one call may keep in the cache.
         implementation: ``pallas`` (GPU kernels) or ``reference``; by default the best here.
         check: on first use, measure what the cache does to the model, and warn if it breaks it.
     """
-    if pool_tokens is not None and pool_tokens < 1:
-        raise UserError(f"pool_tokens={pool_tokens}: at least 1 is needed")
-    spec = parse_spec(cache) if isinstance(cache, str) else cache
+    spec = None if cache is None else as_spec(cache)
+    if pool_tokens is not None:
+        pool_tokens = whole("pool_tokens", pool_tokens, 1, INT32, "a whole number, 1 or more")
+    require_known(implementation)
+    flag("check", check)
+    if calibration is not None:
+        if spec is not None:
+            require_use(spec)
+        calibration = read_calibration(calibration)
     sweep_drafts()
     compute, checkpoint = compute_dtype(dtype), open_checkpoint(model)
     if spec is None:

@@ -149,9 +149,9 @@ def _place(
 def read_check(place: Path) -> Check | None:
     """A kept result; None if there is none or it is damaged."""
     try:
-        found = Check(**json.loads(place.read_text()))
-        return dataclasses.replace(found, kl=float(found.kl))
-    except (OSError, ValueError, TypeError):
+        kept = json.loads(place.read_text())
+        return Check(**kept | {"kl": float(kept["kl"])})
+    except (OSError, ValueError, TypeError, KeyError):
         return None
 
 

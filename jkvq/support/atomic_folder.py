@@ -1,6 +1,7 @@
 """Folders that are written whole or not at all."""
 
 import contextlib
+import logging
 import os
 import shutil
 import tempfile
@@ -58,6 +59,23 @@ def require_vacant(folder: Path) -> None:
     """Refuses a folder that holds something."""
     if not is_vacant(folder):
         raise UserError(f"{folder} exists and is not empty; name a new folder")
+
+
+@contextlib.contextmanager
+def array_errors() -> Iterator[None]:
+    """Makes what tensorstore says while arrays are written, such as of a full disk, OSErrors.
+
+    Orbax, which calls it, would log a traceback too.
+    """
+    logger = logging.getLogger("absl")
+    before, logger.disabled = logger.disabled, True
+    try:
+        yield
+    except ValueError as error:
+        reason = str(error).strip().splitlines()[0].partition(" [")[0]
+        raise OSError(reason.rpartition(": ")[2][:200]) from None
+    finally:
+        logger.disabled = before
 
 
 @contextlib.contextmanager

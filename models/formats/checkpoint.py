@@ -14,6 +14,7 @@ from jkvq.models.formats.catalog import (
     is_whole,
 )
 from jkvq.models.tokenizer import Tokenizer
+from jkvq.support.arguments import refusal
 from jkvq.support.errors import UserError, nearest
 from jkvq.support.progress import note
 
@@ -30,6 +31,8 @@ class Checkpoint(Protocol):
 
 def open_checkpoint(model: str | Path) -> Checkpoint:
     """Opens a model by short name, folder, GGUF file or hub id, fetching it if need be."""
+    if not isinstance(model, str | Path) or not str(model):
+        raise refusal("model", model, "a short name, a folder, a .gguf file or a hub id")
     path = Path(model).expanduser()
     if path.is_dir():
         return _open_folder(path)

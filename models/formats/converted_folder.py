@@ -13,7 +13,7 @@ from jkvq.models.config import ModelConfig
 from jkvq.models.decoder import Params, abstract_params
 from jkvq.models.dtype import require_range
 from jkvq.models.tokenizer import Tokenizer, tokenizer_from_folder
-from jkvq.support.atomic_folder import drafted, require_vacant
+from jkvq.support.atomic_folder import array_errors, drafted, require_vacant
 from jkvq.support.errors import UserError
 from jkvq.support.progress import spinner
 
@@ -60,8 +60,9 @@ def write_converted(folder: Path, config: ModelConfig, params: Params, tokenizer
     import orbax.checkpoint as ocp  # noqa: PLC0415 (takes a second)
 
     require_vacant(folder)
-    with drafted(folder) as draft:
-        with ocp.Checkpointer(_handler()) as checkpointer:
+    needs = sum(leaf.nbytes for leaf in jax.tree.leaves(params))
+    with drafted(folder, needs=needs) as draft:
+        with array_errors(), ocp.Checkpointer(_handler()) as checkpointer:
             checkpointer.save(_params(draft), args=ocp.args.PyTreeSave(params))
         tokenizer.save(draft / "tokenizer")
         manifest = {"format": 1, "config": dataclasses.asdict(config)}

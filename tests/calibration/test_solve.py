@@ -1,7 +1,9 @@
 """Artefacts of the tiny model against float64 computations from its captured activations."""
 
+import dataclasses
 import itertools
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.linalg
@@ -9,7 +11,7 @@ import scipy.linalg
 import jkvq
 from jkvq.loading.calibrate import Corpus
 from tests.calibration.numpy_model import about, layers_of, middles, moved, rope
-from tests.tiny import CONFIG, model_of
+from tests.tiny import CONFIG, model_of, tiny_model
 
 TEXT = Corpus("squares", "".join(chr(97 + i * i % 23) for i in range(300)))
 TOKENS = 240
@@ -204,18 +206,43 @@ def test_ablations_change_what_they_name(tiny, seen, tmp_path):
     ("given", "sentence"),
     [
         ({"method": "osar"}, "method 'osar' is not known: did you mean oscar"),
-        ({"score": "qk"}, "score=qk is not known: did you mean qk_"),
-        ({"key_target": "z"}, "key_target=z is not known: known: q, sq, k"),
-        ({"without": ("hadamrd",)}, "without=hadamrd is not known: did you mean hadamard"),
-        ({"centroids": 0}, "centroids=0: allowed: 1 to 65536"),
-        ({"context": 8}, "context=8: allowed: 64 to 16777216"),
+        ({"method": None}, "method 'None' is not known: known: jkvq, oscar"),
+        ({"method": "kmeans", "centroids": 0}, "centroids=0: allowed: whole numbers from 1 to 655"),
+        ({"method": "kmeans", "seed": -1}, "seed=-1: allowed: whole numbers from 0"),
+        ({"method": "kmeans", "starts": True}, "starts=True: allowed"),
+        ({"shared": "no"}, "shared='no': True or False"),
+        ({"clip_for": 4}, "clip_for=4: a cache's name"),
+        ({"method": "blockgtq", "score": "qk"}, "score=qk is not known: did you mean qk_"),
+        ({"method": "oscar", "key_target": "z"}, "key_target=z is not known: known: q, sq, k"),
+        ({"method": "oscar", "without": "hadamard"}, "without='hadamard': a list of eigenvectors"),
+        (
+            {"method": "oscar", "without": ("hadamrd",)},
+            "without=hadamrd is not known: did you mean",
+        ),
+        ({"context": 8}, "context=8: allowed: whole numbers from 64 to 16777216"),
+        ({"context": "8"}, "context='8': allowed: whole numbers from 64"),
+        ({"window": 128.0}, "window=128.0: allowed: whole numbers"),
         ({"context": 2000}, "context=2000: give at most the model's, which is 1024"),
         ({"method": "kmeans", "centroids": 250}, "at least as many tokens"),
         ({"method": "hessian", "order": 5}, "order=5: it must divide the 16 channels"),
+        ({"tokens": "many"}, "tokens='many': a whole number; some thousands are good"),
+        ({"tokens": 0}, "tokens=0: a whole number"),
         ({"tokens": 15}, "tokens=15: at least 16 are needed"),
         ({"tokens": 999}, "999 tokens were asked for and the text has 300"),
-        ({"method": "hessian", "clip_for": "oscar-int2"}, "only with method oscar or jkvq"),
-        ({"key_target": "k"}, "only with method oscar"),
+        (
+            {"method": "hessian", "clip_for": "oscar-int2"},
+            "clip_for=oscar-int2: only with method jkvq or oscar, and the method is hessian; leave",
+        ),
+        ({"key_target": "k"}, "key_target=k: only with method oscar, and the method is jkvq"),
+        ({"centroids": 4}, "centroids=4: only with method kmeans, and the method is jkvq"),
+        ({"centroids": 256}, "centroids=256: only with method kmeans"),  # the default itself
+        ({"method": "center", "shared": True}, "shared=True: only with method jkvq or oscar"),
+        ({"dtype": "float32"}, "dtype='float32': the model is loaded already; leave it out"),
+        (
+            {"text": "prose " * 100},
+            r"text='prose .* \[...\]: there is no such file; write",
+        ),
+        ({"text": 5}, "text=5: there is no such file"),
         ({"clip_for": "jkvq-int2"}, "does not clip; oscar-int2 does"),
         ({"colour": "red"}, "calibrate has no option 'colour'"),
         ({"self_written": True}, "a text and --self exclude each other"),
@@ -227,6 +254,28 @@ def test_bad_options_are_refused_and_leave_nothing(tiny, tmp_path, monkeypatch, 
     options = {"text": TEXT, "tokens": TOKENS, "out": tmp_path / "out", **given}
     with pytest.raises(jkvq.UserError, match=sentence):
         jkvq.calibrate(model_of(tiny), **options)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("given", [{}, {"text": None, "self_written": True}])
+def test_a_model_of_weights_that_are_not_numbers_is_refused_before_it_reads(
+    tiny, tmp_path, monkeypatch, given
+):
+    monkeypatch.setattr("jkvq.loading.calibrate.observe", None)
+    for weight in (np.nan, np.inf):
+        params = {**tiny.params, "norm": {"weight": jnp.full(CONFIG.width, weight)}}
+        model = dataclasses.replace(model_of(tiny), params=params)
+        options = {"text": TEXT, "tokens": TOKENS, "out": tmp_path / "out", **given}
+        with pytest.raises(jkvq.UserError, match="tiny cannot be calibrated: some of its weights"):
+            jkvq.calibrate(model, **options)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_model_that_makes_no_numbers_of_a_text_is_refused(tmp_path):
+    model = tiny_model()
+    model.params["layers"][1]["attention"]["k_norm"]["weight"] *= 1e30
+    with pytest.raises(jkvq.UserError, match="or what it makes of a text, are not numbers"):
+        jkvq.calibrate(model, text=TEXT, tokens=TOKENS, out=tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
 
 

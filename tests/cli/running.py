@@ -11,8 +11,16 @@ from jkvq.cli.main import app
 
 def run_process(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
     """A process of its own, with its two outputs and its exit code; it takes seconds to start."""
+    done = run_bytes(*arguments, stdin=stdin.encode())
+    return subprocess.CompletedProcess(
+        done.args, done.returncode, done.stdout.decode(), done.stderr.decode()
+    )
+
+
+def run_bytes(*arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+    """The same with what is perhaps no text."""
     command = [sys.executable, "-c", "from jkvq.cli.main import main; main()", *arguments]
-    return subprocess.run(command, input=stdin, capture_output=True, text=True, check=False)
+    return subprocess.run(command, input=stdin, capture_output=True, check=False)
 
 
 def run(*arguments: str) -> str:

@@ -6,7 +6,13 @@ import pytest
 import jkvq
 from jkvq.calibration.allocation import SCORES
 from jkvq.calibration.rotations import FACTORS
-from jkvq.calibration.solve import KEY_TARGETS, METHODS, VALUE_TARGETS, CalibrationOptions
+from jkvq.calibration.solve import (
+    KEY_TARGETS,
+    METHODS,
+    OPTIONS_OF,
+    VALUE_TARGETS,
+    CalibrationOptions,
+)
 from jkvq.cli.calibrate import calibrate
 from tests.cli.running import run
 
@@ -34,6 +40,19 @@ def test_help_names_every_choice():
 )
 def test_help_shows_the_methods_own_defaults(name):
     assert _options()[name].show_default == str(getattr(CalibrationOptions, name))
+
+
+def test_help_says_which_options_belong_to_which_method():
+    shown = {
+        name: option.rich_help_panel
+        for name, option in _options().items()
+        if option.rich_help_panel is not None
+    }
+    assert shown == {
+        name: f"For {' and '.join(methods)}"
+        for methods, names in OPTIONS_OF.items()
+        for name in names
+    }
 
 
 def test_calibrate_hands_on_what_was_given_and_nothing_else(monkeypatch):

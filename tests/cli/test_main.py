@@ -1,5 +1,6 @@
 """The command line as a user meets it: a process of its own, its two outputs and its exit code."""
 
+import json
 import signal
 import subprocess
 import sys
@@ -49,6 +50,13 @@ def test_ctrl_c_is_obeyed_with_a_word_while_the_command_is_busy():
         process.send_signal(signal.SIGINT)
         assert process.stderr.read() == "jkvq: interrupted\n"
         assert process.wait() == 130
+
+
+def test_bad_input_is_an_object_on_stdout_where_json_is_asked_for():
+    done = run_process("generate", "Hi", "--cache", "bf15", "--json")
+    sentence = "cache 'bf15' is not known: did you mean bf16?"
+    assert (done.returncode, json.loads(done.stdout)) == (2, {"error": sentence})
+    assert done.stderr.endswith(f"jkvq: {sentence}\n")
 
 
 def test_version():

@@ -50,13 +50,14 @@ def test_generate_greedy_equals_running_the_sequence_anew(tiny):
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_generate_gives_a_prompt_the_same_text_in_any_batch(tiny, temperature):
-    options = {"temperature": temperature, "top_p": 0.9, "seed": 3, "max_new_tokens": 40}
-    together = jkvq.generate(tiny, PROMPTS, **options)
+    options = jkvq.Options(temperature=temperature, top_p=0.9, max_new_tokens=40)
+    together = jkvq.generate(tiny, PROMPTS, options, seed=3)
+    seeds = [result.seed for result in together]
     for prompt, result in zip(PROMPTS, together, strict=True):
-        alone = jkvq.generate(tiny, prompt, **options)
+        alone = jkvq.generate(tiny, prompt, options, seed=result.seed)
         assert alone.tokens == result.tokens
         assert alone.text == result.text
-    reordered = jkvq.generate(tiny, PROMPTS[::-1], **options)
+    reordered = jkvq.generate(tiny, PROMPTS[::-1], options, seed=seeds[::-1])
     assert [result.text for result in reordered[::-1]] == [result.text for result in together]
 
 
@@ -85,6 +86,53 @@ def test_generate_with_other_seeds_gives_other_texts(tiny):
     assert fresh[0].seed != fresh[1].seed
     again = jkvq.generate(tiny, "Hi", seed=fresh[1].seed, **options)
     assert again.tokens == fresh[1].tokens
+
+
+def test_one_seed_gives_the_prompts_of_a_list_different_texts(tiny):
+    options = jkvq.Options(temperature=1.0, max_new_tokens=30, seed=3)
+    results = jkvq.generate(tiny, ["Hi"] * 4, options)
+    assert len({tuple(result.tokens) for result in results}) == 4
+    for result in results:
+        assert jkvq.generate(tiny, "Hi", options, seed=result.seed).tokens == result.tokens
+    assert jkvq.generate(tiny, "Hi", options).tokens == results[0].tokens
+
+
+def test_options_may_differ_by_prompt(tiny):
+    free = jkvq.generate(tiny, "Hello", max_new_tokens=40, ignore_eos=True)
+    printable = [at for at in range(5, 30) if free.text[at : at + 3].isprintable()]
+    stop = free.text[printable[0] : printable[0] + 3]
+    options = [
+        jkvq.Options(ignore_eos=True),
+        jkvq.Options(ignore_eos=True, stop_tokens=[free.tokens[20]]),
+        jkvq.Options(ignore_eos=True, stop=stop),
+        jkvq.Options(ignore_eos=True, max_new_tokens=5),
+        jkvq.Options(ignore_eos=True, temperature=1.0, top_k=3, seed=7),
+        jkvq.Options(ignore_eos=True, temperature=1.0, seed=7),
+        jkvq.Options(ignore_eos=True, repetition_penalty=5.0),
+    ]
+    options = [
+        dataclasses.replace(each, max_new_tokens=min(each.max_new_tokens, 40)) for each in options
+    ]
+    results = jkvq.generate(tiny, ["Hello"] * len(options), options)
+    assert len({tuple(result.tokens) for result in results}) == len(options)
+    for each, result in zip(options, results, strict=True):
+        assert jkvq.generate(tiny, "Hello", each).tokens == result.tokens
+    reasons = [result.finish_reason for result in results]
+    assert reasons[:4] == ["length", "stop", "stop", "length"]
+    assert results[0].tokens == free.tokens
+
+
+def test_a_text_that_the_context_cuts_is_said(tiny, capsys):
+    jkvq.generate(tiny, [65] * (CONFIG.context - 3), max_new_tokens=5000, ignore_eos=True)
+    said = "max_new_tokens=5,000: the model's context of 1,024 tokens ends the text after 3\n"
+    assert capsys.readouterr().err == said
+    prompts = [[65] * (CONFIG.context - 3), [65] * (CONFIG.context - 2), [65]]
+    options = [jkvq.Options(max_new_tokens=3 if at < 2 else 1) for at in range(3)]
+    jkvq.generate(tiny, prompts, options, ignore_eos=True)
+    said = (
+        "max_new_tokens=3: the model's context of 1,024 tokens ends 1 of 3 texts, the first after 2"
+    )
+    assert capsys.readouterr().err == f"{said}\n"
 
 
 def test_stream_pieces_add_up_to_the_generation(tiny):
@@ -176,28 +224,14 @@ def test_generate_compiles_once_for_ten_lengths_in_one_bucket(tiny):
     assert compiled
 
 
-@pytest.mark.parametrize("seed", [np.int64(3), [3, 3], np.array([3, 3]), (np.uint64(3), 3)])
-def test_seeds_may_be_numpy_s(seed):
-    assert [rules.seed for rules in jkvq.Options(seed=seed).sampling(2)] == [3, 3]
-
-
 BAD = [
-    ("", {}, "the prompt is empty"),
+    ("a", {"chat": True}, "no chat template"),
+    ("a", {"max_new_tokens": 0}, "max_new_tokens=0: a whole number, 1 or more"),
+    ("a", {"options": {"temperature": 1.0}}, "{'temperature': 1.0} is no jkvq.Options: give one"),
+    ("a", {"temprature": 1.0}, "no option 'temprature': did you mean temperature"),
+    ("a", {"stop_tokens": [257]}, "stop_tokens: token 257 is outside the vocabulary of 257 tokens"),
     ([], {}, "the list of prompts is empty"),
     (["a", ""], {}, "the prompt is empty"),
-    (7, {}, "7 is no prompt: give text"),
-    ([1.5], {}, "is no prompt"),
-    ([{"role": "user"}], {}, "role and content are needed"),
-    ([1, 257], {}, "token 257 is outside the vocabulary of 257 tokens"),
-    ([1] * 1024, {}, "1024 tokens and the model's context is 1024"),
-    ("a", {"chat": True}, "no chat template"),
-    ("a", {"max_new_tokens": 0}, "max_new_tokens=0: at least 1"),
-    ("a", {"temprature": 1.0}, "no option 'temprature': did you mean temperature"),
-    ("a", {"seed": [1, 2]}, "2 seeds for 1 prompts"),
-    ("a", {"seed": 2**64}, r"seed=18446744073709551616: a whole number from 0 to 2\*\*64 - 1"),
-    ("a", {"seed": True}, "seed=True: a whole number"),
-    ("a", {"seed": 1.5}, "seed=1.5: a whole number"),
-    ("a", {"top_p": 2.0}, "top_p=2.0"),
 ]
 
 
@@ -206,6 +240,11 @@ BAD = [
 def test_bad_input_is_refused_before_anything_runs(tiny, call, prompts, options, sentence):
     with pytest.raises(jkvq.UserError, match=sentence):
         call(tiny, prompts, **options)
+
+
+def test_only_what_load_returns_can_generate(tiny):
+    with pytest.raises(jkvq.UserError, match=r"cannot generate: give what jkvq\.load returns"):
+        jkvq.generate(model_of(tiny), "Hi")  # pyright: ignore
 
 
 def test_batch_larger_than_the_pool_says_what_would_fit(tiny):

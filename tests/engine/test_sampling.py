@@ -139,5 +139,5 @@ def draws(logits: jax.Array, rules: Sampling, steps: np.ndarray) -> list[int]:
     ],
 )
 def test_sampling_out_of_range_is_refused(field, value):
-    with pytest.raises(jkvq.UserError, match=f"{field}={value}"):
+    with pytest.raises(jkvq.UserError, match=f"{field}={value!r}"):
         Sampling(**{field: value})

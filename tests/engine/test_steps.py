@@ -29,7 +29,7 @@ def _state(rows: int, **changes) -> Decoding:
         "active": jnp.ones(rows, bool),
         "failed": jnp.zeros(rows, bool),
         "seen": jnp.zeros((rows, CONFIG.vocab), bool),
-        "stop_tokens": jnp.array([EOS, -1]),
+        "stop_tokens": jnp.array([[EOS, -1]] * rows),
         "sampler": SamplerArrays.stack([Sampling()] * rows),
     }
     return Decoding(**(fields | changes))

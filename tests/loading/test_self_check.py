@@ -73,8 +73,9 @@ def test_a_damaged_result_is_made_again(plain, kept, capsys):
     llm = jkvq.with_cache(plain, "int4")
     found = check_cache(plain, llm, None)
     (file,) = kept.iterdir()
-    fields = '"cache": "int4", "tokens": 512, "scored": 511'
-    for damage in ("", "{", "[]", '{"cache": "int4"}', f'{{{fields}, "kl": "abc"}}'):
+    whole = json.loads(file.read_text())
+    words = (json.dumps(whole | {"kl": kl}) for kl in ("abc", None, [0.1]))
+    for damage in ("", "{", "[]", '{"cache": "int4"}', *words):
         file.write_text(damage)
         assert check_cache(plain, llm, None) == found
         assert f"{file} is damaged: checking int4 again\n" in capsys.readouterr().err

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from jkvq.cache.specs.presets import EVALUATED_ONLY, PRESETS, families
 from jkvq.cache.specs.spec import CacheSpec
+from jkvq.support.arguments import refusal
 from jkvq.support.errors import UserError, nearest
 
 
@@ -52,6 +53,15 @@ _SIDE_FIELDS = {
     "step": _Field(str, "a name"),
     "digits": _Field(_digits, "numbers with + between, such as 2+1+1+0, or none"),
 }
+
+
+def as_spec(cache: str | CacheSpec) -> CacheSpec:
+    """The spec of a cache that is given by name or as it is."""
+    if isinstance(cache, CacheSpec):
+        return cache
+    if not isinstance(cache, str):
+        raise refusal("cache", cache, "a name such as 'jkvq-int4' or a jkvq.CacheSpec")
+    return parse_spec(cache)
 
 
 def parse_spec(text: str) -> CacheSpec:

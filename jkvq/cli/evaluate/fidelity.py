@@ -16,7 +16,7 @@ from jkvq.cli.evaluate.shared import (
     calibrated,
     choose_calibrations,
 )
-from jkvq.cli.shared import AsJson, Dtype, Model, print_json, print_table
+from jkvq.cli.shared import AsJson, Dtype, Model, print_json, print_table, require_positive
 from jkvq.defaults import DEFAULT_MODEL
 
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ def eval_fidelity(
     from jkvq.models.model import load_model
     from jkvq.support.pictures import check_picture, save_picture
 
+    require_positive(tokens=tokens)
     names, content = split_names(cache), read_text(text)
     check_picture(plot)
     folders = choose_calibrations(calibration, names)

@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from jkvq.cli.evaluate.shared import Caches, Calibrations, Plot, calibrated, choose_calibrations
-from jkvq.cli.shared import AsJson, Dtype, Implementation, Model, print_json, print_table
+from jkvq.cli.shared import (
+    AsJson,
+    Dtype,
+    Implementation,
+    Model,
+    print_json,
+    print_table,
+    require_positive,
+)
 from jkvq.defaults import DEFAULT_MODEL, PLAIN_CACHE
 from jkvq.support.errors import UserError
 
@@ -34,6 +42,7 @@ def eval_niah(
     as_json: AsJson = False,
 ):
     """Needles in a haystack: how many facts of a long prompt the model still finds."""
+    from jkvq.attention.implementation import require_known
     from jkvq.cache.specs.spec_text import parse_spec, split_names
     from jkvq.evaluation.needles import niah, read_haystack
     from jkvq.evaluation.plots import needle_figure
@@ -43,6 +52,8 @@ def eval_niah(
 
     names, tasks, text = split_names(cache), task.split(","), read_haystack(haystack)
     lengths, depths = _numbers("length", length), [d / 100 for d in _numbers("depth", depth)]
+    require_positive(trials=trials)
+    require_known(implementation)
     check_picture(plot)
     for name in names:
         parse_spec(name)  # refuses baselines, which are for the other commands

@@ -13,7 +13,15 @@ from jkvq.cli.evaluate.shared import (
     calibrated,
     choose_calibrations,
 )
-from jkvq.cli.shared import AsJson, Dtype, Implementation, Model, print_json, print_table
+from jkvq.cli.shared import (
+    AsJson,
+    Dtype,
+    Implementation,
+    Model,
+    print_json,
+    print_table,
+    require_positive,
+)
 from jkvq.defaults import DEFAULT_MODEL, PLAIN_CACHE
 
 
@@ -43,14 +51,17 @@ def eval_ppl(
     Beside the caches of `jkvq caches` it takes the baselines kivi-int2, kivi-int4, kitty-int2 and
     kitty25-int2. The 16-bit cache is always run.
     """
+    from jkvq.attention.implementation import require_known
     from jkvq.cache.specs.spec_text import split_names
     from jkvq.evaluation.corpus import first_tokens, leading_tokens, read_text
     from jkvq.evaluation.perplexity import compare
     from jkvq.evaluation.subjects import subject
     from jkvq.models.model import load_model
 
+    require_positive(tokens=tokens)
     names, content = split_names(cache), read_text(text)
     names = names if PLAIN_CACHE in names else [PLAIN_CACHE, *names]
+    require_known(implementation)
     folders = choose_calibrations(calibration, names)
     plain = load_model(model, dtype=dtype)
     chosen = first_tokens(plain.tokenizer, content, tokens)

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from jkvq.support.errors import UserError
+
 if TYPE_CHECKING:
     from jkvq.cache.calibrated import Calibration
     from jkvq.models.model import Model
@@ -27,7 +29,14 @@ def choose_calibrations(folders: Sequence[Path], caches: Sequence[str]) -> dict[
     """The folder that serves each cache or baseline; None is the calibration kept for the model."""
     from jkvq.evaluation.subjects import choose_calibration
 
-    return {name: choose_calibration(folders, name) for name in caches}
+    chosen = {name: choose_calibration(folders, name) for name in caches}
+    for folder in folders:
+        if folder not in chosen.values():
+            raise UserError(
+                f"the calibration {folder} is of no use to {', '.join(caches)}: leave it out, or "
+                "name a cache that it serves (`jkvq inspect` explains it)"
+            )
+    return chosen
 
 
 def calibrated(model: "Model", cache: str, folder: Path | None) -> "Calibration | None":

@@ -1,4 +1,6 @@
+import contextlib
 import json
+import resource
 import shutil
 import subprocess
 import sys
@@ -132,6 +134,28 @@ def test_nothing_is_left_behind_when_writing_fails(tmp_path, tokenizer, monkeypa
     with pytest.raises(UserError, match=r"new cannot be written: disk full$"):
         write_converted(tmp_path / "new", CONFIG, random_params(jnp.float32), tokenizer)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_is_one_sentence(tmp_path, tokenizer, monkeypatch):
+    params, usage = random_params(jnp.float32), shutil.disk_usage(tmp_path)
+    with monkeypatch.context() as little:
+        little.setattr(shutil, "disk_usage", lambda _: usage._replace(free=10_000))
+        with pytest.raises(UserError, match=r"it takes 2\d\d KB, and 10 KB are free there; make"):
+            write_converted(tmp_path / "new", CONFIG, params, tokenizer)
+    with pytest.raises(UserError, match=r"new cannot be written: File too large$"), short_files():
+        write_converted(tmp_path / "new", CONFIG, params, tokenizer)
+    assert list(tmp_path.iterdir()) == []
+
+
+@contextlib.contextmanager
+def short_files():
+    """No file may be longer than a few bytes: tensorstore fails while it writes."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (16, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_a_place_that_cannot_be_written_is_one_sentence(tmp_path, tokenizer):
