@@ -1,8 +1,9 @@
 """Times whole steps of a model on this GPU: random bfloat16 weights in the shape of a known model.
 
-    python -m scripts.bench_steps --caches bf16,jkvq-int4 --steps 1x1024,32x8192
+    python -m scripts.bench_steps --caches bf16,jkvq-int4 --prefill 8x8192,1x32768
 
-A decode step is a 32nd of a burst, least of several; its compilation is timed apart.
+A decode step is a 32nd of a burst, least of several; a prefill is the better of two. Compilation is
+timed apart; set JAX_ENABLE_COMPILATION_CACHE=false if programs may have been kept.
 """
 
 import argparse
@@ -20,6 +21,7 @@ from jkvq.cache.layout import empty_cache, pages_for
 from jkvq.cache.page_pool import roomy_table
 from jkvq.cache.shape import CacheShape
 from jkvq.cache.specs.spec_text import parse_spec, split_names
+from jkvq.engine.batch import Batch
 from jkvq.engine.sampling import SamplerArrays, Sampling
 from jkvq.engine.steps import BURST, Decoding, decode_burst
 from jkvq.llm import LLM, with_cache
@@ -98,11 +100,27 @@ def time_decode(llm: LLM, batch: int, tokens: int) -> tuple[float, float]:
     return best / BURST * 1e3, compiled
 
 
+def time_prefill(llm: LLM, batch: int, tokens: int) -> tuple[float, float]:
+    """Prompt tokens a second, and the seconds that the programs compiled for."""
+    rng = np.random.default_rng(0)
+    prompts = rng.integers(0, llm.config.vocab, (batch, tokens)).tolist()
+    best, before, compiled = np.inf, compile_seconds(), 0.0
+    for repeat in range(3):
+        start = time.perf_counter()
+        jax.block_until_ready(Batch(llm, prompts, [1] * batch).prefill(llm, prompts))
+        if repeat:
+            best = min(best, time.perf_counter() - start)
+        else:
+            compiled = compile_seconds() - before
+    return batch * tokens / best, compiled
+
+
 def main() -> None:
     """Prints milliseconds of a decode step for each cache, batch and length."""
-    parser = argparse.ArgumentParser(description="Times decode steps of the Qwen3-8B shape.")
+    parser = argparse.ArgumentParser(description="Times steps of the Qwen3-8B shape.")
     parser.add_argument("--caches", default="bf16,jkvq-int4", help="with commas between")
-    parser.add_argument("--steps", default="1x1024,32x8192", help="batch x tokens")
+    parser.add_argument("--steps", default="1x1024,32x8192", help="decode: batch x tokens")
+    parser.add_argument("--prefill", default="", help="prompts: batch x tokens")
     parser.add_argument("--out", type=Path, help="write JSON too")
     args = parser.parse_args()
     model, found = random_model(QWEN3_8B), {}
@@ -110,7 +128,13 @@ def main() -> None:
         shape = CacheShape.of(model.config)
         spec = parse_spec(cache)
         llm = with_cache(model, spec, made_up(shape, spec.key.bits) if methods_for(spec) else None)
-        for step in args.steps.split(","):
+        for step in filter(None, args.prefill.split(",")):
+            rate, compiled = time_prefill(llm, *map(int, step.split("x")))
+            found[f"{cache} prefill {step}"] = {"tokens_per_s": rate, "compile_s": compiled}
+            print(
+                f"{cache:12} prefill {step:10} {rate:7.0f} tokens/s, compiled in {compiled:.0f} s"
+            )
+        for step in filter(None, args.steps.split(",")):
             batch, tokens = map(int, step.split("x"))
             ms, compiled = time_decode(llm, batch, tokens)
             found[f"{cache} {step}"] = {"ms": ms, "compile_s": compiled}
