@@ -34,7 +34,7 @@ from jkvq.support.user_cache import cache_folder
 from jkvq.version import VERSION
 
 BROKEN = 0.5  # nats: the perplexity is multiplied by about 1.6
-_SCORED, _MOST = 512, 4096  # tokens that are scored, and that are read
+_SCORED, _MOST = 384, 4096  # tokens that are scored, and that are read
 _LETTERS = 20  # of the text for each token: more than any tokenizer makes one of
 
 

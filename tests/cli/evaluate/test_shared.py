@@ -16,7 +16,7 @@ def plain(tmp_path, monkeypatch):
 
 def test_calibrated_makes_on_first_use_what_a_cache_needs(plain, monkeypatch):
     made = Calibration(method="jkvq")
-    monkeypatch.setattr("jkvq.loading.load.calibrate_on_first_use", lambda llm, spec: made)
+    monkeypatch.setattr("jkvq.loading.load.calibrate_on_first_use", lambda llm, spec, reason: made)
     assert calibrated(plain, "jkvq-int4", None) is made
     assert calibrated(plain, "int4", None) is None
     assert calibrated(plain, "kivi-int2", None) is None
