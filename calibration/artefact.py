@@ -1,8 +1,9 @@
-"""Artefacts: a calibration in a folder, as Orbax arrays and a manifest that people can read.
+"""Artefacts: a calibration in a folder, as arrays and a manifest that people can read.
 
-    manifest.json   model and fingerprint of its weights, method, options, 16-bit windows, corpus,
-                    tokens, versions, sha256 of the arrays' files
-    arrays/         key, value: the parts of `SideCalibration`; seen: what `jkvq inspect` draws
+    manifest.json       model and fingerprint of its weights, method, options, 16-bit windows,
+                        corpus, tokens, versions, sha256 of the arrays' file
+    arrays.safetensors  key/..., value/...: the parts of `SideCalibration`; seen/...: what
+                        `jkvq inspect` draws
 
 An artefact is written beside its place and renamed: under its name it is whole or not there.
 """
@@ -23,18 +24,13 @@ from jkvq.cache.calibrated import Calibration, SideCalibration, Transform, metho
 from jkvq.cache.specs.spec import CacheSpec
 from jkvq.calibration.solve import Solution, Spectra
 from jkvq.models.formats.catalog import CATALOG
-from jkvq.support.atomic_folder import (
-    array_errors,
-    drafted,
-    is_vacant,
-    reading,
-    require_vacant,
-)
+from jkvq.support.atomic_folder import drafted, is_vacant, reading, require_vacant
 from jkvq.support.errors import UserError
 from jkvq.support.user_cache import cache_folder
 
-MANIFEST = "manifest.json"
-_FORMAT = 6
+MANIFEST, ARRAYS = "manifest.json", "arrays.safetensors"
+_FORMAT = 7
+_SHIPPED = Path(__file__).parent / "shipped"  # of models in the catalogue, for their first use
 
 
 @dataclass(frozen=True)
@@ -96,15 +92,18 @@ def default_folder(model: str | Path, method: str) -> Path:
 
 
 def find_artefact(model: str | Path, spec: CacheSpec) -> Path | None:
-    """The folder of the kept calibration that serves a spec best; None if there is none.
+    """The folder of the calibration that serves a spec best; None if there is none.
 
-    Whether it is whole and of this version's format shows when it is read.
+    One that is kept for the model comes before one that ships with this package. Whether it is
+    whole, of this version's format and of the model's weights shows when it is read.
     """
     for method in methods_for(spec):
-        folder = default_folder(model, method)
+        folder, shipped = default_folder(model, method), _SHIPPED / str(model).lower() / method
         with reading(folder):
             if not is_vacant(folder):
                 return folder
+        if str(model).lower() in CATALOG and shipped.is_dir():
+            return shipped
     return None
 
 
@@ -121,11 +120,11 @@ def save_artefact(artefact: Artefact, folder: Path, *, replace: bool = False) ->
     arrays = _arrays(artefact)
     needs = sum(x.nbytes for x in jax.tree.leaves(arrays))
     with drafted(folder, replace=replace, needs=needs) as draft:
-        _write(draft.absolute() / "arrays", arrays)
+        _write(draft / ARRAYS, arrays)
         written = {
             "format": _FORMAT,
             **dataclasses.asdict(artefact.manifest),
-            "sha256": _digest_of_files(draft / "arrays"),
+            "sha256": _digest_of_file(draft / ARRAYS),
             "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         }
         (draft / MANIFEST).write_text(json.dumps(written, indent=2) + "\n")
@@ -156,8 +155,7 @@ def read_manifest(folder: Path) -> Manifest:
         digest = written["sha256"]
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"{folder / MANIFEST} is damaged ({error}); calibrate again") from None
-    # Before Orbax reads them, which makes pages of its complaints.
-    if _digest_of_files(folder / "arrays") != digest:
+    if _digest_of_file(folder / ARRAYS) != digest:
         raise UserError(
             f"{folder} is damaged (its arrays are not those it was made with); calibrate again"
         )
@@ -165,12 +163,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def _load(folder: Path) -> Artefact:
-    manifest = read_manifest(folder)
-    try:
-        arrays = _read(folder.absolute() / "arrays")
-    except Exception as error:  # Orbax and tensorstore raise many kinds
-        reason = str(error).strip().splitlines()[0][:200]
-        raise UserError(f"{folder} cannot be read ({reason}); calibrate again") from None
+    manifest, arrays = read_manifest(folder), _read(folder / ARRAYS)
     key, value, seen = (arrays.get(name, {}) for name in ("key", "value", "seen"))
     calibration = Calibration(_side(key), _side(value), manifest.method, manifest.weights)
     return Artefact(
@@ -228,41 +221,35 @@ def _digest(arrays: Arrays, name: str = "") -> str:
     return digest.hexdigest()
 
 
-def _digest_of_files(folder: Path) -> str:
-    digest = hashlib.sha256()
-    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
-        content = path.read_bytes()
-        digest.update(f"{path.relative_to(folder).as_posix()} {len(content)}\n".encode())
-        digest.update(content)
-    return digest.hexdigest()
-
-
-def _handler():
-    import orbax.checkpoint as ocp  # noqa: PLC0415 (takes a second)
-
-    # One file for each array, whose name and bytes depend on nothing else (OCDBT's do).
-    return ocp.PyTreeCheckpointHandler(use_ocdbt=False, use_zarr3=True, use_compression=False)
-
-
-def _write(folder: Path, arrays: Arrays) -> None:
-    import orbax.checkpoint as ocp  # noqa: PLC0415 (takes a second)
-
-    folder.mkdir()
-    handler = _handler()
+def _digest_of_file(path: Path) -> str | None:
+    """sha256 of a file; None if there is none."""
     try:
-        with array_errors():
-            handler.save(folder, args=ocp.args.PyTreeSave(arrays))
-    finally:
-        handler.close()
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError:
+        return None
 
 
-def _read(folder: Path) -> Arrays:
-    import orbax.checkpoint as ocp  # noqa: PLC0415 (takes a second)
+def _write(path: Path, arrays: Arrays) -> None:
+    from safetensors.numpy import save_file  # noqa: PLC0415 (others need it not)
 
-    handler = _handler()
-    tree: Any = handler.metadata(folder).tree
-    args = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
+    leaves, _ = jax.tree.flatten_with_path(arrays)
+    flat = {"/".join(key.key for key in path): np.ascontiguousarray(x) for path, x in leaves}
     try:
-        return handler.restore(folder, args=ocp.args.PyTreeRestore(restore_args=args))
-    finally:
-        handler.close()
+        save_file(flat, path)
+    except Exception as error:  # of the library's own kind: a full disk, say
+        raise OSError(str(error)) from None
+    path.chmod(0o644)  # the library's are private
+
+
+def _read(path: Path) -> Arrays:
+    """The arrays; what is stored in 16 bits comes in 32."""
+    from safetensors.numpy import load_file  # noqa: PLC0415
+
+    nested: Arrays = {}
+    for name, array in load_file(path).items():
+        *folders, last = name.split("/")
+        inner = nested
+        for folder in folders:
+            inner = inner.setdefault(folder, {})
+        inner[last] = array.astype(np.float32) if array.dtype == np.float16 else array
+    return nested

@@ -18,6 +18,8 @@ from jkvq.calibration.artefact import (
     save_artefact,
 )
 from jkvq.loading.calibrate import Corpus
+from jkvq.loading.load import calibration_for
+from jkvq.models.fingerprint import fingerprint
 from tests.tiny import model_of, tiny_model
 
 TEXT = Corpus("fox", "The quick brown fox jumps over the lazy dog. " * 5)
@@ -137,8 +139,8 @@ def test_a_kept_artefact_is_found_and_replaced(tiny, made):
 @pytest.mark.parametrize(
     ("manifest", "sentence"),
     [
-        ('{"format": 5}', "format 5, and this version reads 6; calibrate again"),
-        ('{"format": 6', "damaged"),
+        ('{"format": 6}', "format 6, and this version reads 7; calibrate again"),
+        ('{"format": 7', "damaged"),
         (None, "holds no calibration"),
     ],
 )
@@ -163,26 +165,23 @@ def test_a_damaged_artefact_is_refused(tiny, made, tmp_path):
         return folder
 
     def flip(folder: Path):
-        chunk = next((folder / "arrays" / "key.all_tokens.mean" / "c").rglob("*0"))
-        while chunk.is_dir():
-            chunk = next(chunk.iterdir())
-        data = bytearray(chunk.read_bytes())
-        data[5] ^= 1
-        chunk.write_bytes(data)
+        data = bytearray((folder / "arrays.safetensors").read_bytes())
+        data[-5] ^= 1
+        (folder / "arrays.safetensors").write_bytes(data)
 
     def cut(folder: Path):
-        (folder / "manifest.json").write_text('{"format": 6')
+        (folder / "manifest.json").write_text('{"format": 7')
 
     def older(folder: Path):
-        (folder / "manifest.json").write_text('{"format": 5}')
+        (folder / "manifest.json").write_text('{"format": 6}')
 
     def lacking(folder: Path):
-        (folder / "arrays" / "_METADATA").unlink()
+        (folder / "arrays.safetensors").unlink()
 
     for name, change, sentence in (
         ("flip", flip, "its arrays are not those it was made with"),
         ("cut", cut, "manifest.json is damaged"),
-        ("older", older, "format 5, and this version reads 6; calibrate again"),
+        ("older", older, "format 6, and this version reads 7; calibrate again"),
         ("lacking", lacking, "is damaged"),
     ):
         with pytest.raises(jkvq.UserError, match=sentence):
@@ -220,3 +219,31 @@ def test_a_folder_that_holds_something_is_not_overwritten(tiny, tmp_path):
     with pytest.raises(jkvq.UserError, match="exists and is not empty"):
         make(tiny, tmp_path)
     assert files(tmp_path) == ["notes.txt"]
+
+
+def test_what_ships_is_for_the_weights_of_the_default_model(smollm2):
+    folder = find_artefact("SmolLM2-135M", parse_spec("jkvq-int4"))
+    assert folder is not None
+    shipped = load_artefact(folder)
+    assert shipped.manifest.weights == fingerprint(smollm2.params)
+    assert shipped.calibration.key.all_tokens.rotation.dtype == np.float32  # pyright: ignore
+    assert sum(path.stat().st_size for path in folder.iterdir()) < 4e6
+
+
+def test_what_is_kept_comes_before_what_ships_and_other_weights_before_neither(
+    tiny, made, tmp_path, monkeypatch
+):
+    spec, again = parse_spec("jkvq-int4"), jkvq.Calibration(method="jkvq")
+    monkeypatch.setattr("jkvq.calibration.artefact.CATALOG", {"tiny": None})
+    monkeypatch.setattr("jkvq.calibration.artefact._SHIPPED", tmp_path / "shipped")
+    monkeypatch.setattr("jkvq.loading.load.calibrate_on_first_use", lambda *_: again)
+    assert calibration_for(model_of(tiny), spec, None) is again
+    shutil.copytree(made, tmp_path / "shipped" / "tiny" / "jkvq")
+    found = calibration_for(model_of(tiny), spec, None)
+    assert found is not None and found.weights == fingerprint(tiny.params)
+    other = jax.tree.map(lambda x: x * 2, tiny.params)
+    assert calibration_for(dataclasses.replace(model_of(tiny), params=other), spec, None) is again
+    jkvq.calibrate(model_of(tiny), text=TEXT, tokens=150)
+    kept = find_artefact("tiny", spec)
+    assert kept == default_folder("tiny", "jkvq")
+    assert load_artefact(kept).manifest.tokens == 150

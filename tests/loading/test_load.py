@@ -194,15 +194,15 @@ def _without_manifest(folder: Path) -> None:
 
 
 def _cut_manifest(folder: Path) -> None:
-    (folder / "manifest.json").write_text('{"format": 6')
+    (folder / "manifest.json").write_text('{"format": 7')
 
 
 def _older(folder: Path) -> None:
-    (folder / "manifest.json").write_text('{"format": 5}')
+    (folder / "manifest.json").write_text('{"format": 6}')
 
 
 def _without_arrays(folder: Path) -> None:
-    shutil.rmtree(folder / "arrays" / "key.all_tokens.mean")
+    (folder / "arrays.safetensors").unlink()
 
 
 @pytest.mark.parametrize(
@@ -210,7 +210,7 @@ def _without_arrays(folder: Path) -> None:
     [
         (_without_manifest, r"holds no calibration \(it has no manifest.json\)"),
         (_cut_manifest, r"manifest.json is damaged \(.*\)"),
-        (_older, "is a calibration of format 5, and this version reads 6"),
+        (_older, "is a calibration of format 6, and this version reads 7"),
         (_without_arrays, r" is damaged \(its arrays are not those it was made with\)"),
     ],
 )
