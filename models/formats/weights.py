@@ -1,6 +1,8 @@
 """Fills a decoder's parameters from a checkpoint, one tensor at a time."""
 
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import jax
 import numpy as np
@@ -10,6 +12,8 @@ from jkvq.models.decoder import Params, abstract_params
 from jkvq.models.dtype import require_range
 from jkvq.support.errors import UserError
 from jkvq.support.progress import byte_bar
+
+_READERS = 2  # numpy decodes a tensor while the next one is read
 
 # Our name of each parameter, without "layers.<i>." and the last "weight" or "bias".
 Names = Mapping[str, str]
@@ -25,13 +29,14 @@ def load_params(
         dtype: of every parameter.
         names: for each of our names the checkpoint's, with ``{layer}`` for the layer's number.
         read: gives a tensor by the checkpoint's name, raising KeyError where there is none. Only
-            one tensor at a time is held on the host.
+            two tensors at a time are held on the host.
     """
     abstract = abstract_params(config, dtype)
     total = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(abstract))
     with byte_bar("Loading weights", total) as bar:
 
-        def fill(path, leaf: jax.ShapeDtypeStruct) -> jax.Array:
+        def fill(place: tuple[Any, jax.ShapeDtypeStruct]) -> jax.Array:
+            path, leaf = place
             name = source_name(tuple(key.key for key in path), names)
             try:
                 tensor = read(name)
@@ -46,7 +51,9 @@ def load_params(
             bar.advance(array.nbytes)
             return array
 
-        return require_range(jax.tree_util.tree_map_with_path(fill, abstract), dtype)
+        places, tree = jax.tree.flatten_with_path(abstract)
+        with ThreadPoolExecutor(_READERS) as readers:
+            return require_range(tree.unflatten(readers.map(fill, places)), dtype)
 
 
 def source_name(path: tuple[str | int, ...], names: Names) -> str:
