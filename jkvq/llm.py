@@ -13,7 +13,6 @@ from jkvq.cache.specs.spec_text import as_spec, spec_text
 from jkvq.calibration.artefact import find_artefact, load_artefact
 from jkvq.models.config import ModelConfig
 from jkvq.models.decoder import Params
-from jkvq.models.fingerprint import fingerprint
 from jkvq.models.model import Model
 from jkvq.models.tokenizer import Tokenizer
 from jkvq.pallas_kernels.types import Implementation
@@ -68,7 +67,7 @@ def with_cache(
     calibration = find_calibration(model.name, spec, calibration)
     basis = checked_basis(model.config, spec, calibration)
     chosen = choose_implementation(implementation, model.config, spec)
-    _require_same_weights(calibration, model.params)
+    _require_same_weights(calibration, model)
     config, params, basis = fold_values(model.config, model.params, basis)
     return LLM(model.name, config, params, model.tokenizer, spec, basis, pool_tokens, chosen)
 
@@ -115,10 +114,10 @@ def missing_calibration(model: str | Path, spec: CacheSpec) -> UserError:
     )
 
 
-def _require_same_weights(calibration: Calibration | None, params: Params) -> None:
+def _require_same_weights(calibration: Calibration | None, model: Model) -> None:
     if calibration is None or calibration.weights is None:
         return
-    found = fingerprint(params)
+    found = model.fingerprint
     if found != calibration.weights:
         raise UserError(
             f"the calibration was made for a model with weights {calibration.weights[:12]}, and "

@@ -1,5 +1,6 @@
 """A model as it is loaded, before it has a cache."""
 
+import functools
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,6 +10,7 @@ import jax.numpy as jnp
 from jkvq.models.config import ModelConfig
 from jkvq.models.decoder import Params, weight_bytes
 from jkvq.models.dtype import DTypeLike, compute_dtype, half_dtype
+from jkvq.models.fingerprint import fingerprint
 from jkvq.models.formats.checkpoint import Checkpoint, open_checkpoint
 from jkvq.models.tokenizer import Tokenizer
 from jkvq.support.compile_cache import keep_compiled_programs
@@ -27,6 +29,11 @@ class Model:
     config: ModelConfig
     params: Params = field(repr=False)
     tokenizer: Tokenizer = field(repr=False)
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """A name for the weights, whatever dtype and file they come from."""
+        return fingerprint(self.params)
 
 
 def load_model(model: str | Path, *, dtype: DTypeLike | None = None) -> Model:

@@ -291,7 +291,7 @@ def _even(rotation: Float[np.ndarray, "l k H H"], dual: np.ndarray | None) -> Ma
     orthogonal.
     """
     if dual is None:
-        array = jnp.asarray(rotation.astype(np.float32))
+        array = jax.device_put(rotation.astype(np.float32))
         return Matrices(array, array)
     sizes = (np.abs(x).max((-2, -1), keepdims=True) for x in (dual, rotation))
     c = 2.0 ** np.round(0.5 * np.log2(np.divide(*sizes)))
@@ -311,7 +311,7 @@ def _for_kernels(name: str, matrices: Matrices, cache: CacheSpec, spec: SideSpec
     rotation, dual = (np.asarray(x).astype(np.float16) for x in matrices)
     if spec.digits and not cache.windowed:  # windows hold channels as they are
         rotation = rotation[..., column_channels(spec.digits, rotation.shape[-1])]
-    return Matrices(jnp.asarray(rotation), jnp.asarray(dual))
+    return Matrices(jax.device_put(rotation), jax.device_put(dual))
 
 
 def _mixed(

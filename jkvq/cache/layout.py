@@ -166,7 +166,7 @@ def empty_cache(
     """A cache of ``pages`` pages, the padding page among them, that stores nothing yet."""
     rows = block_table.shape[0]
     groups = _empty_groups(spec, shape, pages, 1 + rows * pages_of_window(spec))
-    row, length = (jnp.asarray(f(rows, dtype=np.int32)) for f in (np.arange, np.zeros))
+    row, length = (jax.device_put(f(rows, dtype=np.int32)) for f in (np.arange, np.zeros))
     return KVCache(groups, Sequences(block_table, row, length), spec)
 
 

@@ -1,5 +1,6 @@
 """The command line. Texts go to stdout, tables too, everything else to stderr."""
 
+import contextlib
 import json
 import os
 import sys
@@ -85,9 +86,11 @@ def main() -> None:
     except KeyboardInterrupt:
         stderr().show_cursor()
         say("jkvq: interrupted", "red")
-        sys.stdout.flush()
-        os._exit(_INTERRUPTED)
-    sys.exit(ended[0])
+        ended = [_INTERRUPTED]
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):  # whoever read it has gone
+            stream.flush()
+    os._exit(ended[0])  # at once: JAX takes half a second to take itself down
 
 
 def _run() -> int:

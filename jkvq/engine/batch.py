@@ -49,7 +49,7 @@ class Batch:
         for row, count in enumerate(need):
             self._table[row, :count] = allocator.allocate(count)
         self.cache: KVCache = empty_cache(
-            llm.spec, CacheShape.of(llm.config), pages, jnp.asarray(self._table)
+            llm.spec, CacheShape.of(llm.config), pages, jax.device_put(self._table)
         )
 
     def prefill(self, llm: LLM, tokens: list[list[int]]) -> jax.Array:
@@ -62,7 +62,7 @@ class Batch:
             lengths[rows] = [len(tokens[row]) for row in rows]
             found.append(self._prefill_group(llm, rows, [tokens[row] for row in rows]))
         self._select(np.arange(self.rows), self._table, lengths)
-        return _chosen(tuple(found), jnp.asarray(place))
+        return _chosen(tuple(found), jax.device_put(place))
 
     def _prefill_group(self, llm: LLM, rows: list[int], tokens: list[list[int]]) -> jax.Array:
         """Runs prompts of about the same length, chunk by chunk, on their rows of the cache."""
@@ -73,7 +73,7 @@ class Batch:
         row[: len(rows)] = rows
         self._select(row, table, np.zeros(size, np.int32))
         dtype = llm.params["embedding"].dtype
-        hidden = jnp.asarray(np.zeros((size, 1, llm.config.width), dtype))
+        hidden = jax.device_put(np.zeros((size, 1, llm.config.width), dtype))
         longest = max(map(len, tokens))
         for start in range(0, longest, _CHUNKS[-1]):
             chunks = [row[start : start + _CHUNKS[-1]] for row in tokens]
@@ -87,8 +87,8 @@ class Batch:
                 llm.params,
                 llm.basis,
                 self.cache,
-                jnp.asarray(padded),
-                jnp.asarray(count),
+                jax.device_put(padded),
+                jax.device_put(count),
                 hidden,
                 llm.implementation,
             )
@@ -96,8 +96,8 @@ class Batch:
 
     def _select(self, row: np.ndarray, table: np.ndarray, length: np.ndarray) -> None:
         """Turns the cache to some of its sequences."""
-        now = Sequences(jnp.asarray(table), jnp.asarray(row, jnp.int32), jnp.asarray(length))
-        self.cache = dataclasses.replace(self.cache, sequences=now)
+        now = (jax.device_put(x) for x in (table, row.astype(np.int32), length))
+        self.cache = dataclasses.replace(self.cache, sequences=Sequences(*now))
 
 
 @jax.jit

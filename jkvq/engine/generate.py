@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any, Literal, overload
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jkvq.cache.page_pool import power_of_two
@@ -199,7 +198,7 @@ def _pieces(llm, tokens, budgets, stops, batch: "Batch", options: list[Options],
         # A stop string is only seen here: tell the device.
         going = np.zeros(batch.rows, bool)
         going[: len(writers)] = [not writer.done for writer in writers]
-        state = dataclasses.replace(state, active=jnp.asarray(going))
+        state = dataclasses.replace(state, active=jax.device_put(going))
         cache, state, drawn = decode_burst(
             llm.config, llm.params, llm.basis, cache, state, burst, llm.implementation
         )
@@ -290,15 +289,15 @@ def _initial_state(llm, tokens, budgets, stops, options: list[Options], rows: in
         seen[row, prompt] = True
         padded_stops[row, : len(ends)] = sorted(ends)
     padding = rows - len(tokens)
-    # Made by numpy: every small array that JAX makes is a program to compile.
+    # Made by numpy: every small array that jax.numpy makes is a program to compile.
     return Decoding(
-        token=jnp.asarray(np.zeros(rows, np.int32)),
-        made=jnp.asarray(np.zeros(rows, np.int32)),
-        budget=jnp.asarray(np.asarray([*budgets, *[0] * padding], np.int32)),
-        active=jnp.asarray(np.arange(rows) < len(tokens)),
-        failed=jnp.asarray(np.zeros(rows, bool)),
-        seen=jnp.asarray(seen),
-        stop_tokens=jnp.asarray(padded_stops),
+        token=jax.device_put(np.zeros(rows, np.int32)),
+        made=jax.device_put(np.zeros(rows, np.int32)),
+        budget=jax.device_put(np.asarray([*budgets, *[0] * padding], np.int32)),
+        active=jax.device_put(np.arange(rows) < len(tokens)),
+        failed=jax.device_put(np.zeros(rows, bool)),
+        seen=jax.device_put(seen),
+        stop_tokens=jax.device_put(padded_stops),
         sampler=SamplerArrays.stack(
             [*(each.sampling for each in options), *[Sampling()] * padding]
         ),

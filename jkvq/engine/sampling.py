@@ -62,7 +62,7 @@ class SamplerArrays:
     @classmethod
     def stack(cls, rows: Sequence[Sampling]) -> "SamplerArrays":
         def column(name: str, dtype):
-            return jnp.asarray(np.asarray([getattr(row, name) for row in rows], dtype))
+            return jax.device_put(np.asarray([getattr(row, name) for row in rows], dtype))
 
         return cls(
             column("repetition_penalty", np.float32),
@@ -70,7 +70,7 @@ class SamplerArrays:
             column("top_k", np.int32),
             column("top_p", np.float32),
             column("min_p", np.float32),
-            jnp.asarray(np.asarray([divmod(row.seed, 2**32) for row in rows], np.uint32)),
+            jax.device_put(np.asarray([divmod(row.seed, 2**32) for row in rows], np.uint32)),
         )
 
 

@@ -123,7 +123,7 @@ def prepare_burst(
         return cache, state
     active, run = state.active, (config, params, basis, cache)
     # A step of which no sequence is a part
-    state = dataclasses.replace(state, active=jnp.asarray(np.zeros(len(active), bool)))
+    state = dataclasses.replace(state, active=jax.device_put(np.zeros(len(active), bool)))
     if jax.default_backend() == "cpu":
         cache, state, _ = _one_token(*run, state, implementation)
     else:

@@ -38,7 +38,6 @@ from jkvq.engine.generate import generate
 from jkvq.evaluation.corpus import first_tokens, leading_tokens, read_text
 from jkvq.llm import LLM, missing_calibration, with_cache
 from jkvq.models.dtype import DTypeLike
-from jkvq.models.fingerprint import fingerprint
 from jkvq.models.model import Model, load_model
 from jkvq.support.arguments import INT32, flag, refusal, whole
 from jkvq.support.atomic_folder import require_vacant
@@ -252,7 +251,7 @@ def _manifest(
     shape = CacheShape.of(model.config)
     return Manifest(
         model=model.name,
-        weights=fingerprint(model.params),
+        weights=model.fingerprint,
         **shape._asdict(),
         method=label,
         options=changed,

@@ -22,7 +22,6 @@ from jkvq.loading.calibrate import calibrate_on_first_use, calibrates_on_first_u
 from jkvq.loading.self_check import check_cache
 from jkvq.models.config import ModelConfig
 from jkvq.models.dtype import DTypeLike, compute_dtype
-from jkvq.models.fingerprint import fingerprint
 from jkvq.models.formats.checkpoint import open_checkpoint
 from jkvq.models.model import Model, read_model
 from jkvq.support.arguments import INT32, flag, whole
@@ -136,7 +135,7 @@ def calibration_for(plain: Model, spec: CacheSpec, given: Calibration | None) ->
                 raise
             reason = str(error).rpartition(";")[0]
         else:
-            if kept.weights == fingerprint(plain.params):
+            if kept.weights == plain.fingerprint:
                 return kept
             reason = f"{plain.name} has other weights than when it was calibrated"
     return calibrate_on_first_use(plain, spec, reason)

@@ -26,7 +26,6 @@ from jkvq.evaluation.corpus import first_tokens
 from jkvq.evaluation.perplexity import compare
 from jkvq.evaluation.subjects import CHUNK, Cached
 from jkvq.llm import LLM, with_cache
-from jkvq.models.fingerprint import fingerprint
 from jkvq.models.model import Model
 from jkvq.support.memory import format_bytes, free_bytes
 from jkvq.support.progress import note
@@ -133,7 +132,7 @@ def _place(
 ) -> Path:
     """The file of a result, named by everything that it depends on."""
     parts = (
-        fingerprint(model.params),
+        model.fingerprint,
         model.params["embedding"].dtype.name,
         repr(cached.spec),
         cached.implementation,
