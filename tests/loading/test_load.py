@@ -288,7 +288,7 @@ def test_the_command_line_prints_the_sentence(model, used, monkeypatch, capsys):
         assert ended.value.code == 0
         return capsys.readouterr().err.splitlines()
 
-    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "none")  # so that `main` sets none
+    monkeypatch.setattr("os._exit", sys.exit)
     warned, report = run("--cache", "saw-int4")
     assert re.fullmatch(r"jkvq: saw-int4 breaks this model: KL .*; jkvq-int4 has .*", warned)
     (report,) = run("--cache", "saw-int4", "--no-check")
