@@ -15,7 +15,7 @@ from jkvq.attention.layer_view import LayerView
 from jkvq.attention.reference import attend_plainly
 from jkvq.attention.step_plan import Chunk, GroupPlan, Phase, StepPlan
 from jkvq.cache.basis import Basis, SideBasis
-from jkvq.cache.layout import LayerGroup, place_of
+from jkvq.cache.layout import LayerGroup, layer_groups, place_of
 from jkvq.cache.specs.spec import CacheSpec
 from jkvq.pallas_kernels.formats.packed import LayerIndex
 from jkvq.pallas_kernels.types import Implementation
@@ -46,8 +46,9 @@ class LayerAttention:
     def of(cls, layer: int, spec: CacheSpec, layers: int, basis: Basis, plan: StepPlan, **how):
         """That of a layer of the model in a step; ``how``: scale, phase and implementation."""
         place = place_of(spec, layers, layer)
-        of_group = plan.chunk, plan.groups[place.group], place.group
-        return cls(*basis.layer(layer), layer, place.layer, *of_group, spec.of_layer(layer), **how)
+        own = layer_groups(spec, layers)[place.group].spec
+        of_group = plan.chunk, plan.groups[place.group], place.group, own
+        return cls(*basis.layer(layer), layer, place.layer, *of_group, **how)
 
     def __call__(
         self,

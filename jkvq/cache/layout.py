@@ -89,14 +89,17 @@ class GroupSpec(NamedTuple):
     layers: tuple[int, ...]
 
 
-def layer_groups(spec: CacheSpec, layers: int) -> list[GroupSpec]:
+# Every step asks for every layer's place.
+@functools.lru_cache(maxsize=256)
+def layer_groups(spec: CacheSpec, layers: int) -> tuple[GroupSpec, ...]:
     """The coded layers and the exact ones, where there are any."""
     exact = tuple(sorted(spec.exact_layers))
     coded = tuple(layer for layer in range(layers) if layer not in exact)
-    groups = [GroupSpec(spec.without_exact_layers, coded), GroupSpec(spec.exact, exact)]
-    return [group for group in groups if group.layers]
+    groups = GroupSpec(spec.without_exact_layers, coded), GroupSpec(spec.exact, exact)
+    return tuple(group for group in groups if group.layers)
 
 
+@functools.lru_cache(maxsize=4096)
 def place_of(spec: CacheSpec, layers: int, layer: int) -> Place:
     """Where a layer is stored."""
     for number, group in enumerate(layer_groups(spec, layers)):
