@@ -196,4 +196,4 @@ def test_peak_memory_is_little_more_than_the_file(tmp_path):
     growth, loaded = map(int, result.stdout.split())
     assert loaded == pytest.approx(size, rel=1e-3)
     assert growth > 0.9 * size  # the parameters themselves are in it
-    assert growth < 1.3 * size
+    assert growth < 1.5 * size
