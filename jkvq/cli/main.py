@@ -20,7 +20,7 @@ from jkvq.cli.evaluate.app import evaluate
 from jkvq.cli.generate import generate
 from jkvq.cli.inspect import inspect
 from jkvq.support.errors import CacheWarning, UserError
-from jkvq.support.progress import say, stderr
+from jkvq.support.progress import clear, say
 from jkvq.version import VERSION
 
 _INTERRUPTED = 130  # what shells expect after Ctrl-C
@@ -84,7 +84,7 @@ def main() -> None:
         while command.is_alive():
             command.join(0.1)
     except KeyboardInterrupt:
-        stderr().show_cursor()
+        clear()
         say("jkvq: interrupted", "red")
         ended = [_INTERRUPTED]
     for stream in (sys.stdout, sys.stderr):

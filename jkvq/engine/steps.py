@@ -94,7 +94,8 @@ def decode_burst(
     """Draws up to ``limit`` more tokens per sequence, and stops when all sequences have ended.
 
     On a GPU a burst is one program of all layers, for no launch there shall wait for the host. It
-    takes long to compile; a CPU is as fast with a program for each layer.
+    takes long to compile: a CPU runs a program for each layer, which costs a tenth to a fifth of
+    its tokens per second and spares it a minute.
     """
     run = config, params, basis, cache, state
     if jax.default_backend() == "cpu":

@@ -46,7 +46,8 @@ def _shown(display: Display) -> Iterator[None]:
         yield
     finally:
         display.stop()
-        _on_screen.remove(display)
+        if display in _on_screen:  # unless all were cleared
+            _on_screen.remove(display)
         if _on_screen:
             _on_screen[-1].start()
 
@@ -67,6 +68,12 @@ def say(text: str, style: str) -> None:
 def note(text: str) -> None:
     """A line of lesser weight."""
     say(text, "dim")
+
+
+def clear() -> None:
+    """Takes everything off the screen for good, and leaves the cursor to be seen."""
+    while _on_screen:
+        _on_screen.pop().stop()
 
 
 class _Lines:

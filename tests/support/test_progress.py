@@ -1,6 +1,7 @@
 import io
 import re
 import time
+from collections.abc import Callable
 
 import pytest
 from rich.console import Console
@@ -22,10 +23,16 @@ def screen(monkeypatch):
     return opened
 
 
-def wait_for(out: io.StringIO, text: str) -> None:
-    """Until ``text`` is written; a test that hangs here would have failed."""
-    while text not in out.getvalue():
+def comes(condition: Callable[[], bool]) -> bool:
+    """Whether a condition holds within a minute, which is far more than any machine needs."""
+    end = time.monotonic() + 60
+    while not condition() and time.monotonic() < end:
         time.sleep(0.01)
+    return condition()
+
+
+def wait_for(out: io.StringIO, text: str) -> None:
+    assert comes(lambda: text in out.getvalue()), out.getvalue()
 
 
 def test_without_a_terminal_lines_say_what_is_done_and_how_far_it_is(screen, monkeypatch):
@@ -59,8 +66,7 @@ def test_on_a_terminal_something_always_moves(screen):
         bar.advance(2)
         wait_for(out, "2/8")
         written = len(out.getvalue())
-        while len(out.getvalue()) == written:  # a spinner turns though nothing advances
-            time.sleep(0.01)
+        assert comes(lambda: len(out.getvalue()) > written)  # it turns though nothing advances
 
 
 def test_what_is_inside_takes_the_place_of_what_is_around_it(screen):
@@ -73,6 +79,16 @@ def test_what_is_inside_takes_the_place_of_what_is_around_it(screen):
             inside = out.getvalue().rpartition("Inner")[0].rpartition("Outer")[2]
             assert len(re.findall("Inner", inside)) >= 1
         before = out.getvalue().count("Outer")
-        while out.getvalue().count("Outer") == before:  # it is back
-            time.sleep(0.01)
+        assert comes(lambda: out.getvalue().count("Outer") > before)  # it is back
     assert progress._on_screen == []
+
+
+def test_what_is_cleared_does_not_come_back_and_the_cursor_does(screen):
+    out = screen(terminal=True)
+    with progress.spinner("Waiting"):
+        wait_for(out, "Waiting")
+        progress.clear()
+        progress.say("interrupted", "red")
+        after = out.getvalue().rpartition("interrupted")[2]
+        assert "Waiting" not in after
+        assert out.getvalue().rfind("\x1b[?25h") > out.getvalue().rfind("\x1b[?25l")
