@@ -171,7 +171,28 @@ def embed(
     return embedding[tokens], rotary_angles(config, position)
 
 
-@functools.partial(jax.jit, static_argnames="config", donate_argnames="state")
+def _layer(
+    config: ModelConfig,
+    weights: Params,
+    x: Float[Array, "B T D"],
+    rotary: Rotary,
+    attend: Attend,
+    state: Any,
+) -> tuple[Float[Array, "B T D"], Any]:
+    return _bind(lambda: Layer(config), weights)(x, rotary, attend, state)
+
+
+_traced_once = jax.jit(_layer, static_argnames="config")
+# A GPU's autotuner would compile Triton kernels for small products, for ten seconds to no gain; and
+# a copy of three weights, to multiply with them at once, takes longer than it saves.
+layer_program = jax.jit(
+    _layer,
+    static_argnames="config",
+    donate_argnames="state",
+    compiler_options={"xla_gpu_enable_triton_gemm": False, "xla_gpu_dot_merger_threshold_mb": 0},
+)
+
+
 def run_layer(
     config: ModelConfig,
     weights: Params,
@@ -180,8 +201,12 @@ def run_layer(
     attend: Attend,
     state: Any,
 ) -> tuple[Float[Array, "B T D"], Any]:
-    """Hidden states after one layer, and the state, which is donated."""
-    return _bind(lambda: Layer(config), weights)(x, rotary, attend, state)
+    """Hidden states after one layer, and the state, which is donated.
+
+    By a program of its own, unless it is a part of one that is being compiled.
+    """
+    run = _traced_once if isinstance(x, jax.core.Tracer) else layer_program
+    return run(config, weights, x, rotary, attend, state)
 
 
 @functools.partial(jax.jit, static_argnames="config")

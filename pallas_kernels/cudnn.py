@@ -4,7 +4,7 @@
 """
 
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 
 def fused_attention(
@@ -14,7 +14,6 @@ def fused_attention(
     *,
     scale: float,
     causal: bool = False,
-    mask: Bool[Array, "B 1 T S"] | None = None,
     lengths: Int[Array, " B"] | None = None,
 ) -> tuple[Float[Array, "B T N H"], Float[Array, "B T N"]]:
     """(out, lse) in float32 of 16-bit inputs; ``lengths[b]`` of the S tokens are sequence b's."""
@@ -25,6 +24,6 @@ def fused_attention(
         kind = cudnn.MaskType.PADDING
         padding = {"q_seqlen": jnp.full(q.shape[0], q.shape[1], jnp.int32), "kv_seqlen": lengths}
     out, lse = cudnn.dot_product_attention(
-        q, k, v, mask=mask, scale=scale, mask_type=kind, return_residual=True, **padding
+        q, k, v, scale=scale, mask_type=kind, return_residual=True, **padding
     )
     return out.astype(jnp.float32), lse.swapaxes(1, 2)

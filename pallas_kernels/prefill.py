@@ -1,11 +1,11 @@
 """prefill: attention of a chunk of new tokens over itself and over stored tokens, on a GPU.
 
-A chunk attends to itself by cuDNN's fused attention. Stored tokens are decoded a block at a time
-into float16, a block for all queries of the chunk, and go through the same fused attention; blocks
-are merged by their lse. Memory holds one block of decoded tokens, whatever the prefix.
+A chunk attends to itself by cuDNN's fused attention. Stored tokens are decoded into float16, once
+for all queries of the chunk, and go through the same fused attention. Memory is bounded: a long
+prefix is decoded a block at a time, and blocks are merged by their lse.
 """
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ from jkvq.pallas_kernels.formats.packed import LayerIndex, Packed
 from jkvq.pallas_kernels.reference.merge import merge
 from jkvq.pallas_kernels.reference.paged_attention import load_pages
 
-_BLOCK = 8192  # tokens decoded at once, over all sequences
+_BLOCK = 2**27  # numbers held at once: decoded keys and values, or scores where XLA makes them
 
 # Which attention serves: cuDNN on a GPU; XLA's, in float32, elsewhere.
 Fused = Literal["cudnn", "xla"]
@@ -35,24 +35,12 @@ def self_attention(
     return _fused(q, k, v, scale=scale, fused=fused, causal=True)
 
 
-def exact_attention(
-    q: Float[Array, "B T N H"],
-    k: Float[Array, "B S K H"],
-    v: Float[Array, "B S K H"],
-    seen: Bool[Array, "B S"],
-    *,
-    scale: float,
-    fused: Fused,
-) -> tuple[Float[Array, "B T N H"], Float[Array, "B T N"]]:
-    """(out, lse) in float32 over exact tokens, of which all queries see the same.
+class ExactTokens(NamedTuple):
+    """Stored tokens that are not in packed pages, side by side; the first ``count`` are real."""
 
-    What is not seen may be anything.
-    """
-    real, narrow = seen[..., None, None], _narrow(fused)
-    q, k, v = (x.astype(narrow) for x in (q, jnp.where(real, k, 0), jnp.where(real, v, 0)))
-    mask = jnp.broadcast_to(seen[:, None, None], (len(seen), 1, q.shape[1], seen.shape[1]))
-    out, lse = _fused(q, k, v, scale=scale, fused=fused, mask=mask)
-    return _only_where(seen.any(1), out, lse)
+    key: Float[Array, "B W K H"]
+    value: Float[Array, "B W K H"]
+    count: Int[Array, " B"]
 
 
 def prefix_attention(
@@ -65,43 +53,68 @@ def prefix_attention(
     block_table: Int[Array, "B M"],
     length: Int[Array, " B"],
     mean: Float[Array, "M K H"] | None = None,
+    exact: ExactTokens | None = None,
     *,
     scale: float,
     fused: Fused,
 ) -> tuple[Float[Array, "B T N H"], Float[Array, "B T N"]]:
-    """(out, lse) in float32 over the first ``length[b]`` stored tokens of sequence b.
+    """(out, lse) in float32 over the first ``length[b]`` packed tokens of sequence b.
 
-    ``mean`` is what the keys of each page are stored without.
+    ``mean`` is what the keys of each page are stored without. Exact tokens, which all queries see
+    too, take their place behind the packed ones: one product serves both.
     """
     B, T, N, H = q.shape
-    p = keys.page
-    pages = max(1, min(_BLOCK // B // p, block_table.shape[1]))
-    padding = 0, -block_table.shape[1] % pages
+    K, p = keys.kv_heads, keys.page
+    total = length if exact is None else length + exact.count
+    columns = block_table.shape[1] + (0 if exact is None else -(-exact.key.shape[1] // p))
+    token_size = 2 * K * H if fused == "cudnn" else N * T
+    pages = max(1, min(_BLOCK // (B * token_size * p), columns))
+    padding = 0, columns + -columns % pages - block_table.shape[1]
     block_table = jnp.pad(block_table, ((0, 0), padding))
     if mean is not None:
         mean = jnp.pad(mean, (padding, (0, 0), (0, 0)))
     narrow = _narrow(fused)
     q = q.astype(narrow)
 
-    def one_block(i, carry):
+    def attend_block(i):
         ids = jax.lax.dynamic_slice_in_dim(block_table, i * pages, pages, axis=1)
-        count = jnp.clip(length - i * pages * p, 0, pages * p)
-        real = jnp.arange(pages * p)[None] < count[:, None]
+        packed = i * pages * p + jnp.arange(pages * p)[None] < length[:, None]
         k, v = (
-            codec.decode(load_pages(side, layer, ids), real)
+            codec.decode(load_pages(side, layer, ids), packed)
             for side, codec in ((keys, key_codec), (values, value_codec))
         )
         if mean is not None:
             each = jax.lax.dynamic_slice_in_dim(mean, i * pages, pages, axis=0)
             k = k + jnp.repeat(each, p, axis=0)[None]
         k, v = (x.astype(narrow) for x in (k, v))
+        if exact is not None:
+            k, v = (
+                _put_behind(x, tokens, exact.count, length - i * pages * p)
+                for x, tokens in ((k, exact.key), (v, exact.value))
+            )
+        count = jnp.clip(total - i * pages * p, 0, pages * p)
         some = jnp.maximum(count, 1)  # a query must see something; it is left out below
         part = _fused(q, k, v, scale=scale, fused=fused, lengths=some)
-        return merge(*carry, *_only_where(count > 0, *part))
+        return _only_where(count > 0, *part)
 
-    blocks = -(-length.max() // (pages * p))
+    if pages == columns:  # no loop: a GPU asks its host before every round of one
+        return attend_block(0)
     empty = jnp.zeros((B, T, N, H)), jnp.full((B, T, N), -jnp.inf)
-    return jax.lax.fori_loop(0, blocks, one_block, empty)
+    blocks = -(-total.max() // (pages * p))
+    return jax.lax.fori_loop(0, blocks, lambda i, sum: merge(*sum, *attend_block(i)), empty)
+
+
+def _put_behind(
+    packed: Float[Array, "B S K H"],
+    tokens: Float[Array, "B W K H"],
+    count: Int[Array, " B"],
+    start: Int[Array, " B"],
+) -> Float[Array, "B S K H"]:
+    """Packed tokens with others from ``start`` on, where that is in the block."""
+    row, place = jnp.arange(len(tokens))[:, None], jnp.arange(tokens.shape[1])[None]
+    at = jnp.where(place < count[:, None], start[:, None] + place, -1)
+    at = jnp.where(at >= 0, at, packed.shape[1])  # past the end, where nothing is written
+    return packed.at[row, at].set(tokens.astype(packed.dtype), mode="drop")
 
 
 def _narrow(fused: Fused):
@@ -115,13 +128,12 @@ def _only_where(some: Bool[Array, " B"], out, lse):
     return jnp.where(some[..., None], out, 0.0), jnp.where(some, lse, -jnp.inf)
 
 
-def _fused(q, k, v, *, scale: float, fused: Fused, causal=False, mask=None, lengths=None):
+def _fused(q, k, v, *, scale: float, fused: Fused, causal=False, lengths=None):
     if fused == "cudnn":
-        return fused_attention(q, k, v, scale=scale, causal=causal, mask=mask, lengths=lengths)
+        return fused_attention(q, k, v, scale=scale, causal=causal, lengths=lengths)
     with jax.default_matmul_precision("highest"):  # no TF32
         return jax.nn.dot_product_attention(
             *(x.astype(jnp.float32) for x in (q, k, v)),
-            mask=mask,
             scale=scale,
             is_causal=causal,
             key_value_seq_lengths=lengths,

@@ -6,9 +6,11 @@ the windows or from the chunk itself.
 """
 
 import dataclasses
+import functools
 from dataclasses import dataclass, field
 
 import jax
+import numpy as np
 from jaxtyping import Array, Float
 
 from jkvq.attention.layer_view import LayerView
@@ -19,6 +21,13 @@ from jkvq.cache.layout import LayerGroup, layer_groups, place_of
 from jkvq.cache.specs.spec import CacheSpec
 from jkvq.pallas_kernels.formats.packed import LayerIndex
 from jkvq.pallas_kernels.types import Implementation
+
+
+@functools.lru_cache(maxsize=1024)
+def _on_device(number: int) -> jax.Array:
+    """A number that no call has to copy to the device."""
+    with jax.ensure_compile_time_eval():
+        return jax.device_put(np.int32(number))
 
 
 @jax.tree_util.register_dataclass
@@ -48,7 +57,8 @@ class LayerAttention:
         place = place_of(spec, layers, layer)
         own = layer_groups(spec, layers)[place.group].spec
         of_group = plan.chunk, plan.groups[place.group], place.group, own
-        return cls(*basis.layer(layer), layer, place.layer, *of_group, **how)
+        numbers = _on_device(layer), _on_device(place.layer)
+        return cls(*basis.layer(layer), *numbers, *of_group, **how)
 
     def __call__(
         self,

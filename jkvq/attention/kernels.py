@@ -10,9 +10,8 @@ from jkvq.attention.page_means import packed_pages
 from jkvq.attention.step_plan import WINDOW_CODEC, Chunk, GroupPlan, Targets
 from jkvq.attention.store import store_chunk, write_plainly
 from jkvq.cache.layout import LayerGroup, Windows
-from jkvq.cache.windows import seen_exactly
 from jkvq.pallas_kernels.formats.packed import Packed
-from jkvq.pallas_kernels.prefill import exact_attention, prefix_attention, self_attention
+from jkvq.pallas_kernels.prefill import ExactTokens, prefix_attention, self_attention
 from jkvq.pallas_kernels.reference.merge import merge_all
 from jkvq.pallas_kernels.settings import decode_settings, write_settings
 from jkvq.pallas_kernels.triton.decode import decode, merge_partials
@@ -28,14 +27,7 @@ def attend_prefill(
     # cuDNN takes 16 bits: for a model in float32 that would be a loss.
     fused = "cudnn" if q.dtype != jnp.float32 and not interpret else "xla"
     parts = [self_attention(q, k, v, scale=scale, fused=fused)]
-    rotated, old = key.rotate_queries(q, view.layer), view.window_tokens(plan)
-    boundary, mean = spec.packed(chunk.sequences.length), None
-    if old is not None and plan.windows is not None:
-        held, position = old[0], plan.windows.position
-        if plan.windows.angles is not None:
-            held = held + key.entered_mean(view.layer, plan.windows.angles)
-        seen = seen_exactly(spec, position, boundary[:, None])[:, 0]
-        parts.append(exact_attention(rotated, held, old[1], seen, scale=scale, fused=fused))
+    old, boundary, mean = view.window_tokens(plan), spec.packed(chunk.sequences.length), None
     writes = functools.partial(_write_pages, interpret=interpret)
     entered = key.enter(k, view.layer, plan.token_angles)
     storage = store_chunk(view, entered, v, old, chunk, plan, writes)
@@ -43,8 +35,21 @@ def attend_prefill(
         at = packed_pages(spec, plan.page_angles, chunk.sequences.block_table.shape[1])
         mean = key.entered_mean(view.layer, at)[0]
     pages = storage.key, storage.value, *view.codecs, view.index, chunk.sequences.block_table
-    parts.append(prefix_attention(rotated, *pages, boundary, mean, scale=scale, fused=fused))
+    exact = _in_windows(view, old, plan, chunk.sequences.length - boundary)
+    rotated = key.rotate_queries(q, view.layer)
+    parts.append(prefix_attention(rotated, *pages, boundary, mean, exact, scale=scale, fused=fused))
     return merge_all(parts)[0], storage
+
+
+def _in_windows(view: LayerView, old, plan: GroupPlan, count) -> ExactTokens | None:
+    """The tokens that stood in the windows before the chunk, the sink's and then the recent."""
+    if old is None or plan.windows is None:
+        return None
+    slot, angles = plan.windows.slot, plan.windows.angles
+    k, v = (jnp.take_along_axis(x, slot[..., None, None], axis=1) for x in old)
+    if angles is not None:
+        k = k + view.key.entered_mean(view.layer, angles)
+    return ExactTokens(k, v, count)
 
 
 def _write_pages(view: LayerView, k, v, to: Targets, *, interpret: bool):

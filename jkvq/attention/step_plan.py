@@ -26,6 +26,7 @@ from jkvq.cache.windows import (
     leaving,
     seen_exactly,
     slot_of,
+    window_slots,
     window_table,
 )
 from jkvq.pallas_kernels.formats.codecs import FloatCodec
@@ -75,7 +76,8 @@ class WindowPlan:
     leaving: which of them the new tokens drive out, and into which packed page and slot.
     source: the window's page and slot from which they leave.
     new: where the first new token goes.
-    angles: where the means of the tokens in the slots stand; None without means that turn.
+    slot: of the tokens that are not packed before the step, in their order.
+    angles: where the means of those stand; None without means that turn.
     """
 
     table: Int[Array, "B n"]
@@ -84,6 +86,7 @@ class WindowPlan:
     packed: Targets
     source: Targets
     new: Targets
+    slot: Int[Array, "B W"]
     angles: Angles | None
 
 
@@ -217,15 +220,17 @@ def _plan_windows(spec: CacheSpec, key: SideBasis, chunk: Chunk) -> WindowPlan:
     goes = leaving(spec, sequences.length, chunk.count, at.shape[1])
     slot = jnp.where(at < spec.sink, at, slot_of(spec, at - spec.sink))
     to = page_of(sequences.block_table, goes.index, goes.leaves, spec.page)
-    position = held_positions(spec, sequences.length)
+    rank = jnp.arange(window_slots(spec), dtype=jnp.int32)[None]
+    index = spec.packed(sequences.length)[:, None] + rank - spec.sink
     return WindowPlan(
         table=table,
-        position=position,
+        position=held_positions(spec, sequences.length),
         leaving=goes,
         packed=Targets(*to, goes.leaves),
         source=place(slot_of(spec, goes.index), goes.leaves),
         new=place(slot[:, :1], chunk.real[:, :1]),
-        angles=key.angles(spec.middle(position)),
+        slot=jnp.where(rank < spec.sink, rank, slot_of(spec, index)),
+        angles=key.angles(spec.middle(jnp.where(rank < spec.sink, rank, index + spec.sink))),
     )
 
 

@@ -50,7 +50,11 @@ def _fold_layer(config: ModelConfig, layer: Params, basis: Basis, index: int) ->
     return {**layer, "attention": {**attention, **new}}
 
 
-@functools.partial(jax.jit, static_argnames="shape")
+@functools.partial(
+    jax.jit,
+    static_argnames="shape",
+    compiler_options={"xla_gpu_enable_triton_gemm": False},  # they compile for 8 s, for one launch
+)
 def _folded(
     shape: tuple[int, int], v: Params, o: Params, side: SideBasis, index: LayerIndex
 ) -> dict[str, Params]:

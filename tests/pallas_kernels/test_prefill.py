@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jkvq.pallas_kernels.prefill import exact_attention, prefix_attention, self_attention
+from jkvq.pallas_kernels import prefill
+from jkvq.pallas_kernels.prefill import ExactTokens, prefix_attention, self_attention
 from tests.pallas_kernels.reference.test_paged_attention import LAYER, Stored
 from tests.reference import attention
 
@@ -20,27 +21,42 @@ def assert_close(found, wanted, bound: float):
         np.testing.assert_allclose(lse, wanted_lse, atol=2 * bound)
 
 
-def check_prefix(cache: str, fused, dtype, bound: float, T: int = 5, mean=None):
+def check_prefix(cache: str, fused, dtype, bound: float, T: int = 5, mean=None, exact=()):
+    """Stored tokens, and so many exact ones behind each sequence's."""
     lengths = [16, 0, 77]
     stored = Stored(cache, lengths, 2, 64, page_size=16)
-    q = jax.random.normal(jax.random.key(1), (3, T, 6, 64), dtype)
-    run = jax.jit(
-        lambda q, keys, values, table, length: prefix_attention(
-            *(q, keys, values, *stored.codecs, LAYER, table, length, mean), scale=SCALE, fused=fused
-        )
-    )
-    found = run(q, *stored.sides, stored.table, jnp.asarray(lengths, jnp.int32))
+    rng = np.random.default_rng(3)
+    q = jnp.asarray(rng.normal(size=(3, T, 6, 64)), dtype)
     k, v = stored.decoded
     if mean is not None:
         k = k + np.repeat(np.asarray(mean), 16, axis=0)[None, : k.shape[1]]
+    seen = [[x[b, :n] for x in (k, v)] for b, n in enumerate(lengths)]
+    tokens = None
+    if exact:
+        new = rng.normal(size=(2, 3, max(exact), 2, 64))
+        seen = [
+            [np.concatenate([old, x[b, :n]]) for old, x in zip(seen[b], new, strict=True)]
+            for b, n in enumerate(exact)
+        ]
+        real = np.arange(max(exact))[None] < np.array(exact)[:, None]
+        new = np.where(real[..., None, None], new, np.nan).astype(np.float32)
+        tokens = ExactTokens(*map(jnp.asarray, new), jnp.asarray(exact, jnp.int32))
+    run = jax.jit(
+        lambda q, keys, values, table, length: prefix_attention(
+            *(q, keys, values, *stored.codecs, LAYER, table, length, mean, tokens),
+            scale=SCALE,
+            fused=fused,
+        )
+    )
+    found = run(q, *stored.sides, stored.table, jnp.asarray(lengths, jnp.int32))
     wanted = [
-        attention(np.asarray(q[b], np.float64), k[b, :n], v[b, :n], np.ones((T, n), bool), SCALE)
-        for b, n in enumerate(lengths)
+        attention(np.asarray(q[b], np.float64), k, v, np.ones((T, len(k)), bool), SCALE)
+        for b, (k, v) in enumerate(seen)
     ]
     assert_close(found, wanted, bound)
 
 
-def check_exact(fused, dtype, bound: float, T: int = 9):
+def check_itself(fused, dtype, bound: float, T: int = 9):
     rng = np.random.default_rng(0)
     q, k, v = (jnp.asarray(rng.normal(size=(2, T, n, 64)), dtype) for n in (6, 2, 2))
     qs, ks, vs = (np.asarray(x, np.float64) for x in (q, k, v))
@@ -48,15 +64,6 @@ def check_exact(fused, dtype, bound: float, T: int = 9):
     wanted = [attention(qs[b], ks[b], vs[b], causal, SCALE) for b in range(2)]
     run = jax.jit(functools.partial(self_attention, scale=SCALE, fused=fused))
     assert_close(run(q, k, v), wanted, bound)
-
-    seen = rng.random((2, T)) < 0.5
-    seen[1] = False
-    k, v = (jnp.where(seen[..., None, None], x, jnp.nan) for x in (k, v))
-    wanted = [
-        attention(qs[b], ks[b], vs[b], np.broadcast_to(seen[b], (T, T)), SCALE) for b in range(2)
-    ]
-    run = jax.jit(functools.partial(exact_attention, scale=SCALE, fused=fused))
-    assert_close(run(q, k, v, seen), wanted, bound)
 
 
 @pytest.mark.parametrize("cache", ["bf16", "int4", "tq-k3v2"])
@@ -69,8 +76,14 @@ def test_a_chunk_over_tokens_that_are_stored_without_a_mean():
     check_prefix("int4", "xla", jnp.float32, 1e-5, mean=mean)
 
 
-def test_a_chunk_over_itself_and_over_exact_tokens():
-    check_exact("xla", jnp.float32, 1e-5)
+@pytest.mark.parametrize("block", [prefill._BLOCK, 3 * 32 * 6 * 5])
+def test_exact_tokens_stand_behind_the_packed_ones(block, monkeypatch):
+    monkeypatch.setattr(prefill, "_BLOCK", block)  # the second: two pages at once
+    check_prefix("int4", "xla", jnp.float32, 1e-5, exact=(3, 0, 20))
+
+
+def test_a_chunk_over_itself():
+    check_itself("xla", jnp.float32, 1e-5)
 
 
 @pytest.mark.gpu
@@ -80,5 +93,10 @@ def test_a_chunk_over_stored_tokens_by_cudnn(cache):
 
 
 @pytest.mark.gpu
+def test_exact_tokens_stand_behind_the_packed_ones_by_cudnn():
+    check_prefix("int4", "cudnn", jnp.bfloat16, 2e-3, T=64, exact=(3, 0, 20))
+
+
+@pytest.mark.gpu
 def test_a_chunk_over_itself_by_cudnn():
-    check_exact("cudnn", jnp.bfloat16, 4e-3, T=64)  # the weights are rounded to bfloat16 within
+    check_itself("cudnn", jnp.bfloat16, 4e-3, T=64)  # the weights are rounded to bfloat16 within
