@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jkvq.pallas_kernels.formats.packed import LayerIndex, Packed
 
-_BLOCK = 512  # tokens per round of the loop
+_BLOCK, _SMALL_BLOCK = 512, 128  # tokens per round of the loop: of a chunk, of one query
 
 
 class Decoder(Protocol):
@@ -52,7 +52,8 @@ def paged_attention(
         """All that read a KV head side by side, which is one product then."""
         return x.reshape(B, T, K, G, -1).transpose(0, 2, 3, 1, 4).reshape(B, K, R, -1)
 
-    round_pages = max(1, min(_BLOCK // p, block_table.shape[1]))
+    block = _SMALL_BLOCK if T == 1 else _BLOCK
+    round_pages = max(1, min(block // p, block_table.shape[1]))
     padding = 0, -block_table.shape[1] % round_pages
     block_table = jnp.pad(block_table, ((0, 0), padding))
     if shift is not None:
