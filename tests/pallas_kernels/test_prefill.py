@@ -40,7 +40,8 @@ def check_prefix(cache: str, fused, dtype, bound: float, T: int = 5, mean=None, 
         ]
         real = np.arange(max(exact))[None] < np.array(exact)[:, None]
         new = np.where(real[..., None, None], new, np.nan).astype(np.float32)
-        tokens = ExactTokens(*map(jnp.asarray, new), jnp.asarray(exact, jnp.int32))
+        new_k, new_v = map(jnp.asarray, new)
+        tokens = ExactTokens(new_k, new_v, jnp.asarray(exact, jnp.int32))
     run = jax.jit(
         lambda q, keys, values, table, length: prefix_attention(
             *(q, keys, values, *stored.codecs, LAYER, table, length, mean, tokens),
