@@ -8,6 +8,7 @@ is in memory at a time, and its queries are taken in blocks.
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -77,7 +78,7 @@ def fidelity(
     position = jnp.arange(len(tokens), dtype=jnp.int32)
     scale, ids = config.attention_scale, jnp.asarray([tokens])
     exact, rotary = embed(config, model.params["embedding"], ids, position[None])
-    lossy: dict[str, jax.Array] = dict.fromkeys(caches, exact)
+    lossy: dict[str, Any] = dict.fromkeys(caches, exact)
     found: dict[str, list[Fidelity]] = {name: [] for name in caches}
     with count_bar("Comparing layers", config.layers) as bar:
         for index in range(config.layers):
