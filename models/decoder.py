@@ -171,14 +171,7 @@ def embed(
     return embedding[tokens], rotary_angles(config, position)
 
 
-def _layer(
-    config: ModelConfig,
-    weights: Params,
-    x: Float[Array, "B T D"],
-    rotary: Rotary,
-    attend: Attend,
-    state: Any,
-) -> tuple[Float[Array, "B T D"], Any]:
+def _layer(config, weights, x, rotary, attend, state):
     return _bind(lambda: Layer(config), weights)(x, rotary, attend, state)
 
 
