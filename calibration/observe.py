@@ -134,7 +134,7 @@ def _places(config: ModelConfig, windows: Windows, count, stand: Int[Array, " T"
         unrotate=(cos, -sin),
         away=rotary_angles(config, (stand - position)[None]),
         in_page=(middle_cos[0], middle_sin[0]),
-        page=windows.page_number(position),
+        page=windows.page_number(position) - windows.sink_pages,
         packed_pages=windows.packed(position + 1) // windows.page,
         number=jnp.arange(T // windows.page + 1),
     )

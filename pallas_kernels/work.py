@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from jkvq.pallas_kernels.types import DecodeSettings
 
@@ -68,12 +68,10 @@ def _count_until(ends: Int[Array, " n"], unit: Int[Array, " m"]) -> Int[Array, "
 class DecodePlan:
     """What the queries of a step see of one kind of pages, and who reads it.
 
-    length: tokens of each sequence that may be seen.
-    seen: which of them are, 1 or 0; None is all.
+    length: tokens of each sequence.
     """
 
     length: Int[Array, " B"]
-    seen: Int[Array, "B slots"] | None
     shares: Shares
 
 
@@ -83,11 +81,10 @@ def plan_decode(
     page: int,
     kv_heads: int,
     settings: DecodeSettings,
-    seen: Bool[Array, "B slots"] | None = None,
 ) -> DecodePlan:
     """The plan for sequences of ``length`` tokens in pages of ``page``: the same for all layers."""
     shares = share_work(-(-length // page), max(1, settings.programs // kv_heads))
-    return DecodePlan(length, None if seen is None else seen.astype(jnp.int32), shares)
+    return DecodePlan(length, shares)
 
 
 @jax.tree_util.register_dataclass

@@ -21,11 +21,10 @@ import numpy as np
 
 from jkvq.cache.basis import make_basis
 from jkvq.cache.calibrated import Calibration, SideCalibration, Transform
-from jkvq.cache.layout import abstract_groups, pages_of_window
+from jkvq.cache.layout import abstract_groups, pages_in_turn, pages_of_window
 from jkvq.cache.shape import CacheShape
 from jkvq.cache.specs.spec import CacheSpec
 from jkvq.cache.specs.spec_text import parse_spec
-from jkvq.cache.windows import window_table
 from jkvq.pallas_kernels.formats.codecs import FloatCodec
 from jkvq.pallas_kernels.formats.packed import Packed
 from jkvq.pallas_kernels.prefill import prefix_attention
@@ -147,10 +146,10 @@ class Sequences:
             table[row, : len(pages)] = pages
         self.table = jnp.asarray(table)
         self.windows = None
-        if group.windows is not None:
+        if group.exact is not None:
             self.windows = tuple(
                 random_pages(Packed(x), jax.random.key(2))
-                for x in (group.windows.key, group.windows.value)
+                for x in (group.exact.key, group.exact.value)
             )
 
     @property
@@ -185,15 +184,13 @@ def time_decode(
     plan = plan_decode(packed, page=spec.page, kv_heads=K, settings=settings)
     window_plan, table = None, data.table
     if data.windows is not None:
-        slots = pages_of_window(spec) * spec.page
         window_plan = plan_decode(
             jnp.full(B, exact, jnp.int32),
             page=spec.page,
             kv_heads=K,
             settings=window_settings,
-            seen=jnp.broadcast_to(jnp.arange(slots)[None] < exact, (B, slots)),
         )
-        table = window_table(spec, jnp.arange(B, dtype=jnp.int32))
+        table = jnp.asarray(pages_in_turn(spec, B, spec.exact_pages))
     key, columns = data.basis.key, data.table.shape[1]
     # The pages of packed tokens and those of the windows, which each sequence has elsewhere
     angles = key.angles(spec.page_middle(jnp.arange(columns + table.shape[1])))

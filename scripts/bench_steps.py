@@ -17,8 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jkvq.cache.calibrated import methods_for
-from jkvq.cache.layout import empty_cache, pages_for
-from jkvq.cache.page_pool import roomy_table
+from jkvq.cache.layout import empty_cache, fill_table, pages_for, table_columns
 from jkvq.cache.shape import CacheShape
 from jkvq.cache.specs.spec_text import parse_spec, split_names
 from jkvq.engine.batch import Batch
@@ -68,9 +67,10 @@ def _zeros(leaf):
 
 def time_decode(llm: LLM, batch: int, tokens: int) -> tuple[float, float]:
     """Milliseconds of a step after so many tokens, and the seconds its program compiled for."""
-    pages = pages_for(tokens + 2 * BURST * REPEATS, llm.spec)
-    table = 1 + jnp.arange(batch * pages, dtype=jnp.int32).reshape(batch, pages)
-    table = jnp.pad(table, ((0, 0), (0, roomy_table(pages, llm.spec.page) - pages)))
+    tokens_at_end = tokens + 2 * BURST * REPEATS
+    pages = pages_for(tokens_at_end, llm.spec)
+    own = 1 + np.arange(batch * pages).reshape(batch, pages)
+    table = jnp.asarray(fill_table(llm.spec, own.tolist(), table_columns(tokens_at_end, llm.spec)))
     cache = empty_cache(llm.spec, CacheShape.of(llm.config), 1 + batch * pages, table)
     now = dataclasses.replace(cache.sequences, length=jnp.full(batch, tokens, jnp.int32))
     cache = dataclasses.replace(cache, sequences=now)

@@ -1,15 +1,16 @@
 """Attention through the GPU kernels: a chunk of a prompt, or one new token of each sequence."""
 
+import dataclasses
 import functools
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jkvq.attention.layer_view import LayerView
-from jkvq.attention.page_means import packed_pages
-from jkvq.attention.step_plan import WINDOW_CODEC, Chunk, GroupPlan, Targets
-from jkvq.attention.store import store_chunk, write_plainly
-from jkvq.cache.layout import LayerGroup, Windows
+from jkvq.attention.step_plan import EXACT_CODEC, Chunk, GroupPlan, PackPlan, Targets
+from jkvq.attention.store import pack_plainly, store_chunk, write_plainly
+from jkvq.cache.basis import Angles
+from jkvq.cache.layout import ExactPages, LayerGroup
 from jkvq.pallas_kernels.formats.packed import Packed
 from jkvq.pallas_kernels.prefill import ExactTokens, prefix_attention, self_attention
 from jkvq.pallas_kernels.reference.merge import merge_all
@@ -27,29 +28,28 @@ def attend_prefill(
     # cuDNN takes 16 bits: for a model in float32 that would be a loss.
     fused = "cudnn" if q.dtype != jnp.float32 and not interpret else "xla"
     parts = [self_attention(q, k, v, scale=scale, fused=fused)]
-    old, boundary, mean = view.window_tokens(plan), spec.packed(chunk.sequences.length), None
+    old, boundary, mean = view.exact_tokens(plan), spec.packed(chunk.sequences.length), None
     writes = functools.partial(_write_pages, interpret=interpret)
     entered = key.enter(k, view.layer, plan.token_angles)
-    storage = store_chunk(view, entered, v, old, chunk, plan, writes)
+    storage = store_chunk(view, entered, v, old, plan, writes)
     if plan.page_angles is not None:
-        at = packed_pages(spec, plan.page_angles, chunk.sequences.block_table.shape[1])
-        mean = key.entered_mean(view.layer, at)[0]
-    pages = storage.key, storage.value, *view.codecs, view.index, chunk.sequences.block_table
-    exact = _in_windows(view, old, plan, chunk.sequences.length - boundary)
+        packed = Angles(*(x[None, spec.sink_pages :] for x in plan.page_angles))
+        mean = key.entered_mean(view.layer, packed)[0]
+    pages = storage.key, storage.value, *view.codecs, view.index, plan.table
+    exact = _exact_tokens(view, old, plan)
     rotated = key.rotate_queries(q, view.layer)
     parts.append(prefix_attention(rotated, *pages, boundary, mean, exact, scale=scale, fused=fused))
     return merge_all(parts)[0], storage
 
 
-def _in_windows(view: LayerView, old, plan: GroupPlan, count) -> ExactTokens | None:
-    """The tokens that stood in the windows before the chunk, the sink's and then the recent."""
-    if old is None or plan.windows is None:
+def _exact_tokens(view: LayerView, old, plan: GroupPlan) -> ExactTokens | None:
+    """The tokens that stood in 16-bit pages before the chunk, with their means."""
+    if old is None or plan.exact is None:
         return None
-    slot, angles = plan.windows.slot, plan.windows.angles
-    k, v = (jnp.take_along_axis(x, slot[..., None, None], axis=1) for x in old)
-    if angles is not None:
-        k = k + view.key.entered_mean(view.layer, angles)
-    return ExactTokens(k, v, count)
+    k, v = old
+    if plan.exact.angles is not None:
+        k = k + view.key.entered_mean(view.layer, plan.exact.angles)
+    return ExactTokens(k, v, plan.exact.count)
 
 
 def _write_pages(view: LayerView, k, v, to: Targets, *, interpret: bool):
@@ -75,20 +75,22 @@ def attend_token(
     """A new token of each sequence is stored, and sees itself and all others as they are stored."""
     (key, value), reads = view.codecs, plan.reads
     assert reads is not None and chunk.position.shape[1] == 1
-    means = view.mean_scores(q, chunk, plan)
-    store = _store_in_pages if plan.windows is None else _store_by_windows
+    means = view.mean_scores(q, plan)
+    if plan.pack is not None:
+        packed = pack_layer(view, plan.pack, interpret=interpret)
+        view = dataclasses.replace(view, storage=packed)
+    store = _store_in_pages if plan.exact is None else _store_exactly
     storage, q = store(view, q, k, v, plan, interpret=interpret)
-    pages = storage.key, storage.value, key, value, view.index, chunk.sequences.block_table
+    pages = storage.key, storage.value, key, value, view.index, plan.table
     run = functools.partial(decode, q[:, 0], scale=scale, interpret=interpret)
     shift = None if means is None else means.shift()
     parts = [run(*pages, reads.packed, shift, settings=decode_settings(key))]
-    if plan.windows is not None:
-        assert storage.windows is not None and reads.window is not None
-        windows = Packed(storage.windows.key), Packed(storage.windows.value)
-        pages = *windows, WINDOW_CODEC, WINDOW_CODEC, view.index, plan.windows.table
+    if plan.exact is not None:
+        assert storage.exact is not None and reads.exact is not None
+        exact = Packed(storage.exact.key), Packed(storage.exact.value)
+        pages = *exact, EXACT_CODEC, EXACT_CODEC, view.index, plan.exact.table
         shift = None if means is None else means.shift(reads.number)
-        settings = decode_settings(WINDOW_CODEC)
-        parts.append(run(*pages, reads.window, shift, settings=settings))
+        parts.append(run(*pages, reads.exact, shift, settings=decode_settings(EXACT_CODEC)))
     out, _ = merge_partials(parts, q.shape[2], interpret=interpret)
     return out[:, None], storage
 
@@ -96,6 +98,7 @@ def attend_token(
 def _store_in_pages(view: LayerView, q, k, v, plan: GroupPlan, *, interpret: bool):
     """The storage with the new tokens in their pages, and the queries rotated."""
     storage, (key, value), to = view.storage, view.codecs, plan.write
+    assert to is not None
     if not (writable(key) and writable(value)):
         entered = view.key.enter(k, view.layer, plan.token_angles)
         written = write_plainly(view, entered, v, to)
@@ -114,40 +117,31 @@ def _store_in_pages(view: LayerView, q, k, v, plan: GroupPlan, *, interpret: boo
     return LayerGroup(new_key, new_value, None), q if rotated is None else rotated
 
 
-def _store_by_windows(view: LayerView, q, k, v, plan: GroupPlan, *, interpret: bool):
-    """The storage with new tokens in their windows and what leaves these in pages; q rotated."""
-    windows, codecs, goes = view.storage.windows, view.codecs, plan.windows
-    assert windows is not None and goes is not None
-    transform = view.key.transform(view.layer, plan.wide_angles)
+def _store_exactly(view: LayerView, q, k, v, plan: GroupPlan, *, interpret: bool):
+    """The storage with the new tokens in 16-bit pages, and the queries rotated."""
+    storage, exact = view.storage, view.storage.exact
+    assert exact is not None and plan.exact is not None
+    to, transform = plan.exact.new, view.key.transform(view.layer, plan.wide_angles)
     key, value, rotated = write(
-        WriteSide(Packed(windows.key), k, WINDOW_CODEC, transform),
-        WriteSide(Packed(windows.value), v, WINDOW_CODEC),
+        WriteSide(Packed(exact.key), k, EXACT_CODEC, transform),
+        WriteSide(Packed(exact.value), v, EXACT_CODEC),
         view.index,
-        goes.new.page,
-        goes.new.slot,
+        to.page,
+        to.slot,
         queries=q if transform.rotation is not None else None,
-        settings=write_settings(goes.new.page.size),
+        settings=write_settings(to.page.size),
         interpret=interpret,
     )
-    windows = Windows(key.codes, value.codes)
-    packed = _pack_leaving(view, windows, codecs, plan, interpret=interpret)
-    return LayerGroup(*packed, windows), q if rotated is None else rotated
+    storage = dataclasses.replace(storage, exact=ExactPages(key.codes, value.codes))
+    return storage, q if rotated is None else rotated
 
 
-def _pack_leaving(view: LayerView, windows: Windows, codecs, plan: GroupPlan, *, interpret: bool):
-    """The packed pages with the tokens that leave the windows."""
-    assert plan.windows is not None
-    to, source = plan.windows.packed, plan.windows.source
-    if all(map(writable, codecs)):
-        k, v = (InPages(x, source.page, source.slot) for x in (windows.key, windows.value))
-        return _write_pages(view, k, v, to, interpret=interpret)
-    k, v = (
-        WINDOW_CODEC.decode(
-            Packed(
-                window.at[view.index, source.page, :, source.slot].get(mode="promise_in_bounds")
-            ),
-            to.real,
-        )
-        for window in (windows.key, windows.value)
-    )
-    return write_plainly(view, k, v, to)
+def pack_layer(view: LayerView, plan: PackPlan, *, interpret: bool) -> LayerGroup:
+    """The storage with what is due in packed pages."""
+    exact, source = view.storage.exact, plan.source
+    assert exact is not None
+    if not all(map(writable, view.codecs)):
+        return pack_plainly(view, plan)
+    k, v = (InPages(x, source.page, source.slot) for x in (exact.key, exact.value))
+    key, value = _write_pages(view, k, v, plan.to, interpret=interpret)
+    return LayerGroup(key, value, exact)

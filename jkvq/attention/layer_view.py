@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from jaxtyping import Array, Float
 
 from jkvq.attention.page_means import MeanScores
-from jkvq.attention.step_plan import Chunk, GroupPlan
+from jkvq.attention.step_plan import GroupPlan
 from jkvq.cache.basis import SideBasis
+from jkvq.cache.exact_pages import read_pages
 from jkvq.cache.layout import LayerGroup
 from jkvq.cache.specs.spec import CacheSpec
-from jkvq.cache.windows import read_window
 from jkvq.pallas_kernels.formats.codecs import Codec
 from jkvq.pallas_kernels.formats.packed import LayerIndex
 
@@ -32,23 +32,19 @@ class LayerView:
     def codecs(self) -> tuple[Codec, Codec]:
         return self.key.codec(self.layer), self.value.codec(self.layer)
 
-    def window_tokens(
+    def exact_tokens(
         self, plan: GroupPlan
     ) -> tuple[Float[Array, "B W K H"], Float[Array, "B W K H"]] | None:
-        """Keys and values in all slots of the windows; None without windows."""
-        windows = self.storage.windows
-        if windows is None or plan.windows is None:
+        """Keys and values in the 16-bit pages that a step reads; None without windows."""
+        pages = self.storage.exact
+        if pages is None or plan.exact is None:
             return None
-        key, value = (
-            read_window(x, self.index, plan.windows.table) for x in (windows.key, windows.value)
-        )
+        key, value = (read_pages(x, self.index, plan.exact.table) for x in (pages.key, pages.value))
         return key, value
 
-    def mean_scores(
-        self, q: Float[Array, "B T N H"], chunk: Chunk, plan: GroupPlan
-    ) -> MeanScores | None:
+    def mean_scores(self, q: Float[Array, "B T N H"], plan: GroupPlan) -> MeanScores | None:
         """q . mean of every page, of queries as they come; None without a mean."""
         if plan.page_angles is None:
             return None
         scores = self.key.mean_scores(q, self.layer, plan.page_angles)
-        return MeanScores(scores, self.spec, chunk.sequences.block_table.shape[1])
+        return MeanScores(scores, self.spec)

@@ -14,21 +14,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float16, Int
 
-from jkvq.attention.page_means import number_pages, page_of_position
+from jkvq.attention.page_means import page_of_position
 from jkvq.cache.basis import Angles, Basis, SideBasis
 from jkvq.cache.layout import Sequences, layer_groups, page_of
-from jkvq.cache.page_pool import PADDING_PAGE
 from jkvq.cache.shape import CacheShape
+from jkvq.cache.specs.page_rule import in_whole_pages
 from jkvq.cache.specs.spec import CacheSpec
-from jkvq.cache.windows import (
-    Leaving,
-    held_positions,
-    leaving,
-    seen_exactly,
-    slot_of,
-    window_slots,
-    window_table,
-)
 from jkvq.pallas_kernels.formats.codecs import FloatCodec
 from jkvq.pallas_kernels.settings import decode_settings
 from jkvq.pallas_kernels.types import Implementation
@@ -39,7 +30,7 @@ from jkvq.pallas_kernels.work import DecodePlan, plan_decode
 # "forced": tokens that are known, each as if decode had drawn it: how evaluation sees a text.
 Phase = Literal["prefill", "decode", "forced"]
 
-WINDOW_CODEC = FloatCodec(jnp.float16)
+EXACT_CODEC = FloatCodec(jnp.float16)
 
 
 @jax.tree_util.register_dataclass
@@ -68,38 +59,45 @@ class Targets:
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class WindowPlan:
-    """Of the 16-bit windows of a group.
+class PackPlan:
+    """Tokens that are due to be packed: where they lie in 16-bit pages, and where they go."""
 
-    table: the pages of each sequence's windows.
-    position: of the tokens in their slots before the step; negative where there is none.
-    leaving: which of them the new tokens drive out, and into which packed page and slot.
-    source: the window's page and slot from which they leave.
-    new: where the first new token goes.
-    slot: of the tokens that are not packed before the step, in their order.
-    angles: where the means of those stand; None without means that turn.
+    source: Targets
+    to: Targets
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class ExactPlan:
+    """Of the 16-bit pages of a group.
+
+    What is read of them stands side by side: the pages of the sink, then those from the end of the
+    packed tokens on. Decode reads the new token there too, a chunk only what was there before.
+
+    table: the pages that are read.
+    count: tokens in them.
+    position: of these tokens; negative where there is none.
+    new: where the chunk's tokens go, if they stay in 16 bits.
+    angles: where the means of the tokens stand; None without means that turn.
     """
 
     table: Int[Array, "B n"]
+    count: Int[Array, " B"]
     position: Int[Array, "B W"]
-    leaving: Leaving
-    packed: Targets
-    source: Targets
     new: Targets
-    slot: Int[Array, "B W"]
     angles: Angles | None
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class DecodeReads:
-    """Who reads what in the kernels' decode: of packed pages, and of the windows' pages.
+    """Who reads what in the kernels' decode: of packed pages, and of 16-bit pages.
 
-    number: by slot of the windows, the page whose mean its token is stored without.
+    number: of each slot of the latter, the page whose mean its token is stored without.
     """
 
     packed: DecodePlan
-    window: DecodePlan | None
+    exact: DecodePlan | None
     number: Int[Array, "B W"] | None
 
 
@@ -108,17 +106,21 @@ class DecodeReads:
 class GroupPlan:
     """A step's plan for the layers that are stored alike.
 
+    table: of the pages that may be packed: those behind the sink.
     boundary: packed tokens that each query reads from their codes; later ones it reads exactly.
-    write: where the chunk's own tokens go in packed pages, if they do.
+    write: where the chunk's own tokens go in packed pages; None where decode leaves that to later.
+    pack: what is due to be packed before the chunk's tokens come; None where that is done.
     token_angles: where the mean of each new token's page stands; None without means that turn.
     wide_angles: the same as kernels take them.
     reads: who reads what, where kernels decode.
-    page_angles: of all pages: those of the sink, of packed and of recent tokens.
+    page_angles: of all pages of a sequence.
     """
 
+    table: Int[Array, "B m"]
     boundary: Int[Array, "B T"]
-    write: Targets
-    windows: WindowPlan | None
+    write: Targets | None
+    exact: ExactPlan | None
+    pack: PackPlan | None
     token_angles: Angles | None
     wide_angles: tuple[Float16[Array, "B T H"], Float16[Array, "B T H"]] | None
     reads: DecodeReads | None
@@ -161,7 +163,8 @@ def plan_step(
         before, real = jnp.minimum(token, count[None]), (token < count[None]).astype(jnp.int32)
 
         def plan_token(now):
-            return _plan(sequences.longer_by(now[0]), basis, now[1], width=1, phase="decode", **how)
+            stored = sequences.longer_by(now[0])
+            return _plan(stored, basis, now[1], width=1, phase="decode", packs=True, **how)
 
         plan = jax.lax.map(plan_token, (before, real))
     chunk, groups = plan
@@ -175,76 +178,114 @@ def plan_step(
 
 
 def _page_angles(spec: CacheSpec, basis: Basis, layer: int, columns: int) -> Angles | None:
-    return basis.layer(layer)[0].angles(spec.page_middle(number_pages(spec, columns)))
+    return basis.layer(layer)[0].angles(spec.page_middle(jnp.arange(columns)))
 
 
 def _plan(
-    sequences, basis, count, *, width: int, spec, shape, phase: Phase, kernels: bool
+    sequences,
+    basis,
+    count,
+    *,
+    width: int,
+    spec,
+    shape,
+    phase: Phase,
+    kernels: bool,
+    packs: bool = False,
 ) -> tuple[Chunk, tuple[GroupPlan, ...]]:
     """A plan without the angles of pages, which are the same at any length."""
     offset = jnp.arange(width, dtype=jnp.int32)[None, :]
     chunk = Chunk(sequences, sequences.length[:, None] + offset, count)
     groups = (
-        _plan_group(group.spec, shape, basis.layer(group.layers[0])[0], chunk, phase, kernels)
+        _plan_group(
+            group.spec, shape, basis.layer(group.layers[0])[0], chunk, phase, kernels, packs
+        )
         for group in layer_groups(spec, shape.layers)
     )
     return chunk, tuple(groups)
 
 
 def _plan_group(
-    spec: CacheSpec, shape: CacheShape, key: SideBasis, chunk: Chunk, phase: Phase, kernels: bool
+    spec: CacheSpec,
+    shape: CacheShape,
+    key: SideBasis,
+    chunk: Chunk,
+    phase: Phase,
+    kernels: bool,
+    packs: bool,
 ) -> GroupPlan:
-    sequences = chunk.sequences
+    sequences, decodes = chunk.sequences, phase == "decode"
     known = chunk.position + 1 if phase != "prefill" else sequences.length[:, None]
     boundary = jnp.where(chunk.real, spec.packed(known), 0)
-    windows, index, packs = None, chunk.position - spec.sink, chunk.real
+    exact, pack, write = None, None, None
     if spec.windowed:
-        windows = _plan_windows(spec, key, chunk)
-        packs = packs & (index >= 0) & (index < windows.leaving.after)
-    write = Targets(*page_of(sequences.block_table, index, packs, spec.page), packs)
+        exact = _plan_exact(spec, key, chunk, decodes)
+        if packs or not decodes:
+            pack = plan_packing(spec, sequences, chunk.count, chunk.position.shape[1])
+    if not (spec.windowed and decodes):
+        end = spec.sink + spec.packed(sequences.length + chunk.count)[:, None]
+        here = chunk.real & (chunk.position >= spec.sink) & (chunk.position < end)
+        write = Targets(*page_of(sequences.block_table, chunk.position, here, spec.page), here)
     token_angles = key.angles(spec.middle(chunk.position))
-    decodes = kernels and phase == "decode"
-    wide = None if token_angles is None or not decodes else token_angles.wide
-    reads = _plan_reads(spec, shape, key, chunk, boundary) if decodes else None
-    return GroupPlan(boundary, write, windows, token_angles, wide, reads)
+    wide = None if token_angles is None or not (kernels and decodes) else token_angles.wide
+    reads = _plan_reads(spec, shape, key, chunk, boundary, exact) if kernels and decodes else None
+    table = sequences.block_table[:, spec.sink_pages :]
+    return GroupPlan(table, boundary, write, exact, pack, token_angles, wide, reads)
 
 
-def _plan_windows(spec: CacheSpec, key: SideBasis, chunk: Chunk) -> WindowPlan:
-    sequences, at = chunk.sequences, chunk.position
-    table = window_table(spec, sequences.row)
+def plan_packing(
+    spec: CacheSpec, sequences: Sequences, count: Int[Array, " B"], most: int
+) -> PackPlan:
+    """What must be packed before a sequence has ``count`` more tokens, at most ``most``."""
+    assert sequences.exact_table is not None
+    first, end = (
+        spec.sink + spec.packed(length)[:, None]
+        for length in (sequences.length, sequences.length + count)
+    )
+    tokens = min(spec.recent + spec.page, in_whole_pages(most, spec.page))
+    position = first + jnp.arange(tokens, dtype=jnp.int32)[None]
+    due = (position < end) & (position < sequences.length[:, None])
+    source, to = (
+        Targets(*page_of(table, position, due, spec.page), due)
+        for table in (sequences.exact_table, sequences.block_table)
+    )
+    return PackPlan(source, to)
 
-    def place(slot, real) -> Targets:
-        page = jnp.take_along_axis(table, slot // spec.page, axis=1)
-        return Targets(jnp.where(real, page, PADDING_PAGE), slot % spec.page, real)
 
-    goes = leaving(spec, sequences.length, chunk.count, at.shape[1])
-    slot = jnp.where(at < spec.sink, at, slot_of(spec, at - spec.sink))
-    to = page_of(sequences.block_table, goes.index, goes.leaves, spec.page)
-    rank = jnp.arange(window_slots(spec), dtype=jnp.int32)[None]
-    index = spec.packed(sequences.length)[:, None] + rank - spec.sink
-    return WindowPlan(
-        table=table,
-        position=held_positions(spec, sequences.length),
-        leaving=goes,
-        packed=Targets(*to, goes.leaves),
-        source=place(slot_of(spec, goes.index), goes.leaves),
-        new=place(slot[:, :1], chunk.real[:, :1]),
-        slot=jnp.where(rank < spec.sink, rank, slot_of(spec, index)),
-        angles=key.angles(spec.middle(jnp.where(rank < spec.sink, rank, index + spec.sink))),
+def _plan_exact(spec: CacheSpec, key: SideBasis, chunk: Chunk, decodes: bool) -> ExactPlan:
+    sequences, table = chunk.sequences, chunk.sequences.exact_table
+    assert table is not None
+    after = sequences.length + chunk.count
+    packed = spec.packed(after if decodes else sequences.length)
+    count = (after if decodes else sequences.length) - packed
+    number = jnp.arange(spec.exact_pages, dtype=jnp.int32)[None]
+    behind = packed[:, None] // spec.page
+    column = jnp.where(number < spec.sink_pages, number, number + behind)
+    rank = jnp.arange(spec.exact_pages * spec.page, dtype=jnp.int32)[None]
+    position = jnp.where(rank < spec.sink, rank, rank + packed[:, None])
+    at, end = chunk.position, spec.sink + spec.packed(after)[:, None]
+    stays = chunk.real & ((at < spec.sink) | (at >= end))
+    return ExactPlan(
+        table=jnp.take_along_axis(table, jnp.clip(column, 0, table.shape[1] - 1), axis=1),
+        count=count,
+        position=jnp.where(rank < count[:, None], position, -1),
+        new=Targets(*page_of(table, at, stays, spec.page), stays),
+        angles=None if decodes else key.angles(spec.middle(position)),
     )
 
 
 def _plan_reads(
-    spec: CacheSpec, shape: CacheShape, key: SideBasis, chunk: Chunk, boundary: Int[Array, "B 1"]
+    spec: CacheSpec,
+    shape: CacheShape,
+    key: SideBasis,
+    chunk: Chunk,
+    boundary: Int[Array, "B 1"],
+    exact: ExactPlan | None,
 ) -> DecodeReads:
     plan = functools.partial(plan_decode, page=spec.page, kv_heads=shape.kv_heads)
     packed = plan(boundary[:, 0], settings=decode_settings(key.codec(0)))
-    if not spec.windowed:
+    if exact is None:
         return DecodeReads(packed, None, None)
-    length = chunk.sequences.length + chunk.count
-    position = held_positions(spec, length)
-    seen = seen_exactly(spec, position, boundary)[:, 0] & chunk.real
-    used = jnp.minimum(length, spec.sink + spec.recent + spec.page)  # slots fill in order
-    window = plan(used, settings=decode_settings(WINDOW_CODEC), seen=seen)
-    number = page_of_position(spec, position, chunk.sequences.block_table.shape[1])
-    return DecodeReads(packed, window, number)
+    window = plan(exact.count, settings=decode_settings(EXACT_CODEC))
+    pages = chunk.sequences.block_table.shape[1]
+    return DecodeReads(packed, window, page_of_position(spec, exact.position, pages))

@@ -1,4 +1,4 @@
-"""Storing a chunk of tokens: into pages, by way of the windows where a spec has them."""
+"""Storing tokens: in packed pages, and in 16-bit pages where a spec has windows."""
 
 from collections.abc import Callable
 
@@ -7,9 +7,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jkvq.attention.layer_view import LayerView
-from jkvq.attention.step_plan import Chunk, GroupPlan, Targets
-from jkvq.cache.layout import LayerGroup, Windows
-from jkvq.cache.windows import advance, rounded, slot_of, write_window
+from jkvq.attention.step_plan import GroupPlan, PackPlan, Targets
+from jkvq.cache.exact_pages import read_tokens, rounded, write_tokens
+from jkvq.cache.layout import ExactPages, LayerGroup
 from jkvq.pallas_kernels.formats.packed import Packed
 from jkvq.pallas_kernels.reference.scatter import scatter
 
@@ -29,38 +29,58 @@ def write_plainly(view: LayerView, k: Tokens, v: Tokens, to: Targets) -> tuple[P
 
 
 def write_if_any(view: LayerView, k: Tokens, v: Tokens, to: Targets) -> tuple[Packed, Packed]:
-    """As ``write_plainly``, but encodes nothing if no token is real: windows seldom let one out."""
+    """As ``write_plainly``, but encodes nothing if no token is real: a page is seldom due."""
     kept = view.storage.key, view.storage.value
     return jax.lax.cond(to.real.any(), lambda: write_plainly(view, k, v, to), lambda: kept)
+
+
+def pack_plainly(view: LayerView, plan: PackPlan) -> LayerGroup:
+    """The storage with what is due in packed pages."""
+    exact, source = view.storage.exact, plan.source
+    assert exact is not None
+    k, v = (read_tokens(x, view.index, source.page, source.slot) for x in (exact.key, exact.value))
+    return LayerGroup(*write_plainly(view, k, v, plan.to), exact)
+
+
+def write_exact(view: LayerView, k: Tokens, v: Tokens, to: Targets) -> ExactPages:
+    """The 16-bit pages with tokens in them."""
+    pages = view.storage.exact
+    assert pages is not None
+    return ExactPages(
+        write_tokens(pages.key, view.index, to.page, to.slot, k),
+        write_tokens(pages.value, view.index, to.page, to.slot, v),
+    )
 
 
 def store_chunk(
     view: LayerView,
     k: Tokens,
     v: Tokens,
-    old: tuple[Float[Array, "B R K H"], Float[Array, "B R K H"]] | None,
-    chunk: Chunk,
+    old: tuple[Float[Array, "B W K H"], Float[Array, "B W K H"]] | None,
     plan: GroupPlan,
     write: WritePages,
 ) -> LayerGroup:
-    """The storage with a chunk in the pages and windows of a layer, which held ``old`` before.
+    """The storage with a chunk in the pages of a layer, of which ``old`` was read before.
 
-    Each buffer is written once, with data that depend on what was read of it before: XLA updates it
-    in place then, and would copy it otherwise.
+    Tokens that are packed when the chunk ends go to packed pages at once: those of the chunk, and
+    those of ``old`` that are due. A token is coded as 16-bit pages hold it, whether it was there or
+    not.
     """
-    spec, length, windows, to = view.spec, chunk.sequences.length, view.storage.windows, plan.write
-    if windows is not None and plan.windows is not None and old is not None:
-        table, slot = plan.windows.table, slot_of(spec, plan.windows.leaving.index)[..., None, None]
-
-        def pass_through(window, held, x):
-            """The window with x in it, and the tokens that leave it or go past it."""
-            advanced = advance(spec, held, x, length, chunk.count)
-            # A token is coded as the window holds it, whether it passed through there or not.
-            out = [jnp.take_along_axis(held, slot, axis=1), rounded(window, x)]
-            return write_window(window, view.index, table, advanced), jnp.concatenate(out, axis=1)
-
-        key_window, k = pass_through(windows.key, old[0], k)
-        value_window, v = pass_through(windows.value, old[1], v)
-        windows = Windows(key_window, value_window)
-        to = jax.tree.map(lambda *x: jnp.concatenate(x, axis=1), plan.windows.packed, to)
-    return LayerGroup(*write(view, k, v, to), windows)
+    exact, to = view.storage.exact, plan.write
+    assert to is not None
+    if exact is None or plan.exact is None or plan.pack is None or old is None:
+        return LayerGroup(*write(view, k, v, to), None)
+    due = slice(view.spec.sink, view.spec.sink + plan.pack.to.page.shape[1])
+    all_k, all_v = (
+        jnp.concatenate([held[:, due], rounded(pages, x)], axis=1)
+        for pages, held, x in ((exact.key, old[0], k), (exact.value, old[1], v))
+    )
+    to = jax.tree.map(lambda *x: jnp.concatenate(x, axis=1), plan.pack.to, to)
+    # What goes to the padding page anyway is taken from what was read: pages are then written after
+    # they are read, and XLA updates them in place.
+    stays = plan.exact.new.real[..., None, None]
+    k, v = (
+        jnp.where(stays, x.astype(held.dtype), held[:, :1])
+        for x, held in zip((k, v), old, strict=True)
+    )
+    return LayerGroup(*write(view, all_k, all_v, to), write_exact(view, k, v, plan.exact.new))

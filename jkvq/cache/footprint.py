@@ -96,8 +96,8 @@ def _fitting_tokens(spec: CacheSpec, shape: CacheShape, room: int) -> int:
 
 
 def sequence_bytes(spec: CacheSpec, shape: CacheShape, context: int) -> int:
-    """Everything stored for one sequence of ``context`` tokens."""
-    return stored_bytes(spec, shape, pages_for(context, spec), pages_of_window(spec))
+    """Everything stored for one sequence of ``context`` tokens, between two bursts."""
+    return stored_bytes(spec, shape, pages_for(context, spec), spec.exact_pages)
 
 
 def bits_per_element(spec: CacheSpec, shape: CacheShape, context: int) -> float:

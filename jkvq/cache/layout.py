@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -10,21 +11,20 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int, UInt
 
-from jkvq.cache.page_pool import PADDING_PAGE
+from jkvq.cache.page_pool import PADDING_PAGE, roomy_table
 from jkvq.cache.shape import CacheShape
 from jkvq.cache.specs.spec import CacheSpec, SideSpec
 from jkvq.cache.stored import stored
 from jkvq.pallas_kernels.formats.packed import Packed
 
+# Tokens that a sequence may get before the next look at what is due to be packed.
+PACK_EVERY = 32
+
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class Windows:
-    """The 16-bit tokens of every sequence: its first ``sink``, then a ring of ``recent + page``.
-
-    Stored as pages of whole floats. The first page takes the writes of padding, then each row of
-    the batch has its own (windows.py).
-    """
+class ExactPages:
+    """16-bit pages: of the sink, of recent tokens and of the page that fills."""
 
     key: UInt[Array, "L P K p H"]
     value: UInt[Array, "L P K p H"]
@@ -40,7 +40,7 @@ class LayerGroup:
 
     key: Packed
     value: Packed
-    windows: Windows | None
+    exact: ExactPages | None
 
 
 @jax.tree_util.register_dataclass
@@ -48,12 +48,13 @@ class LayerGroup:
 class Sequences:
     """Which sequences are in a step, and where their tokens are stored.
 
-    Packed token i of sequence b lies in page ``block_table[b, i // p]``, slot ``i % p``; packed
-    tokens are counted from the end of the sink. Everything else follows from ``length``.
+    Token i of sequence b lies in page ``block_table[b, i // p]``, slot ``i % p``, where it is
+    packed, and in page ``exact_table[b, i // p]``, the same slot, where it is in 16 bits. Which of
+    them it is follows from ``length`` (specs/page_rule.py); for a while it is both.
     """
 
     block_table: Int[Array, "B M"]
-    row: Int[Array, " B"]  # of the windows; -1 for padding
+    exact_table: Int[Array, "B M"] | None  # None without windows
     length: Int[Array, " B"]  # tokens stored
 
     def longer_by(self, count: Int[Array, " B"]) -> "Sequences":
@@ -109,18 +110,16 @@ def place_of(spec: CacheSpec, layers: int, layer: int) -> Place:
 
 
 def abstract_groups(
-    spec: CacheSpec, shape: CacheShape, pages: int, window_pages: int
+    spec: CacheSpec, shape: CacheShape, pages: int, exact_pages: int
 ) -> tuple[LayerGroup, ...]:
     """Shapes and dtypes of everything stored: what ``empty_cache`` allocates."""
     return tuple(
-        _abstract_group(group.spec, shape._replace(layers=len(group.layers)), pages, window_pages)
+        _abstract_group(group.spec, shape._replace(layers=len(group.layers)), pages, exact_pages)
         for group in layer_groups(spec, shape.layers)
     )
 
 
-def _abstract_group(
-    spec: CacheSpec, shape: CacheShape, pages: int, window_pages: int
-) -> LayerGroup:
+def _abstract_group(spec: CacheSpec, shape: CacheShape, pages: int, exact_pages: int) -> LayerGroup:
     L, K, H = shape
 
     def packed(side: SideSpec) -> Packed:
@@ -133,12 +132,12 @@ def _abstract_group(
             kept.stream,
         )
 
-    def window(side: SideSpec):
+    def exact(side: SideSpec):
         words = np.uint32 if side.bits == 32 else np.uint16
-        return _abstract((L, window_pages, K, spec.page, H), words)
+        return _abstract((L, exact_pages, K, spec.page, H), words)
 
-    windows = Windows(window(spec.key), window(spec.value)) if spec.windowed else None
-    return LayerGroup(packed(spec.key), packed(spec.value), windows)
+    pages_of_windows = ExactPages(exact(spec.key), exact(spec.value)) if spec.windowed else None
+    return LayerGroup(packed(spec.key), packed(spec.value), pages_of_windows)
 
 
 def _abstract(shape: tuple[int, ...], dtype) -> Any:
@@ -146,8 +145,13 @@ def _abstract(shape: tuple[int, ...], dtype) -> Any:
 
 
 def pages_of_window(spec: CacheSpec) -> int:
-    """Pages of 16-bit tokens that every sequence has; 0 without windows."""
-    return -(-(spec.sink + spec.recent + spec.page) // spec.page) if spec.windowed else 0
+    """16-bit pages that a sequence has at most while tokens are added; 0 without windows."""
+    return spec.exact_pages - (-(PACK_EVERY - 1) // spec.page) if spec.windowed else 0
+
+
+def first_page(spec: CacheSpec) -> int:
+    """The first page of a sequence that is ever stored in the pool of packed pages."""
+    return 0 if spec.exact_layers else spec.sink_pages
 
 
 def pages_for(tokens: int, spec: CacheSpec) -> int:
@@ -157,42 +161,69 @@ def pages_for(tokens: int, spec: CacheSpec) -> int:
     return -(-tokens // spec.page)
 
 
-def stored_bytes(spec: CacheSpec, shape: CacheShape, pages: int, window_pages: int) -> int:
+def stored_bytes(spec: CacheSpec, shape: CacheShape, pages: int, exact_pages: int) -> int:
     """Bytes of so many pages, over all layers."""
-    leaves = jax.tree.leaves(abstract_groups(spec, shape, pages, window_pages))
+    leaves = jax.tree.leaves(abstract_groups(spec, shape, pages, exact_pages))
     return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
 
 
 def empty_cache(
     spec: CacheSpec, shape: CacheShape, pages: int, block_table: Int[Array, "B M"]
 ) -> KVCache:
-    """A cache of ``pages`` pages, the padding page among them, that stores nothing yet."""
-    rows = block_table.shape[0]
+    """A cache of ``pages`` pages, the padding page among them, that stores nothing yet.
+
+    Every row has 16-bit pages of its own, which serve its recent tokens in turn.
+    """
+    rows, columns = block_table.shape
     groups = _empty_groups(spec, shape, pages, 1 + rows * pages_of_window(spec))
-    row, length = (jax.device_put(f(rows, dtype=np.int32)) for f in (np.arange, np.zeros))
-    return KVCache(groups, Sequences(block_table, row, length), spec)
+    exact_table = jax.device_put(pages_in_turn(spec, rows, columns)) if spec.windowed else None
+    length = jax.device_put(np.zeros(rows, np.int32))
+    return KVCache(groups, Sequences(block_table, exact_table, length), spec)
+
+
+def pages_in_turn(spec: CacheSpec, rows: int, columns: int) -> Int[np.ndarray, "rows columns"]:
+    """A table of 16-bit pages: those of the sink, then the others of each row over and over."""
+    own, number = pages_of_window(spec), np.arange(columns)
+    behind = number - spec.sink_pages
+    turn = np.where(behind < 0, number, spec.sink_pages + behind % (own - spec.sink_pages))
+    return (1 + own * np.arange(rows)[:, None] + turn[None]).astype(np.int32)
+
+
+def fill_table(
+    spec: CacheSpec, pages: Sequence[Sequence[int]], columns: int
+) -> Int[np.ndarray, "rows columns"]:
+    """The block table of sequences with these pages, each sequence's in their order."""
+    table = np.full((len(pages), columns), PADDING_PAGE, np.int32)
+    for row, own in enumerate(pages):
+        table[row, first_page(spec) : first_page(spec) + len(own)] = own
+    return table
+
+
+def table_columns(tokens: int, spec: CacheSpec) -> int:
+    """The width of a table for sequences of so many tokens."""
+    return roomy_table(-(-tokens // spec.page), spec.page)
 
 
 # One program, and not one for each shape
 @functools.partial(jax.jit, static_argnums=range(4))
 def _empty_groups(
-    spec: CacheSpec, shape: CacheShape, pages: int, window_pages: int
+    spec: CacheSpec, shape: CacheShape, pages: int, exact_pages: int
 ) -> tuple[LayerGroup, ...]:
     return jax.tree.map(
         lambda leaf: jnp.zeros(leaf.shape, leaf.dtype),
-        abstract_groups(spec, shape, pages, window_pages),
+        abstract_groups(spec, shape, pages, exact_pages),
     )
 
 
 def page_of(
-    block_table: Int[Array, "B M"], index: Int[Array, "B T"], real, page: int
+    table: Int[Array, "B M"], position: Int[Array, "B T"], real, page: int
 ) -> tuple[Int[Array, "B T"], Int[Array, "B T"]]:
-    """(page, slot) of packed tokens by their index, in pages of so many tokens.
+    """(page, slot) of tokens, in pages of so many.
 
     What is not real or lies off the table goes to the padding page.
     """
-    columns = block_table.shape[1]
-    column = index >> (page.bit_length() - 1)  # a power of two
-    found = jnp.take_along_axis(block_table, jnp.clip(column, 0, columns - 1), axis=1)
+    columns = table.shape[1]
+    column = position >> (page.bit_length() - 1)  # a power of two
+    found = jnp.take_along_axis(table, jnp.clip(column, 0, columns - 1), axis=1)
     real = real & (column >= 0) & (column < columns)
-    return jnp.where(real, found, PADDING_PAGE), index & (page - 1)
+    return jnp.where(real, found, PADDING_PAGE), position & (page - 1)

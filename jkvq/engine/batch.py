@@ -12,16 +12,17 @@ from jkvq.cache.layout import (
     KVCache,
     Sequences,
     empty_cache,
+    fill_table,
     pages_for,
     pages_of_window,
     stored_bytes,
+    table_columns,
 )
 from jkvq.cache.page_pool import (
     PADDING_PAGE,
     PageAllocator,
     power_of_two,
     roomy_pool,
-    roomy_table,
 )
 from jkvq.cache.shape import CacheShape
 from jkvq.engine.steps import prefill_chunk
@@ -43,14 +44,14 @@ class Batch:
         lengths = [len(row) + budget for row, budget in zip(tokens, budgets, strict=True)]
         pages = _pool_pages(llm, lengths, self.rows)
         allocator = PageAllocator(pages)
-        need = [pages_for(length, llm.spec) for length in lengths]
-        columns = roomy_table(max(need), llm.spec.page)
-        self._table = np.full((self.rows, columns), PADDING_PAGE, np.int32)
-        for row, count in enumerate(need):
-            self._table[row, :count] = allocator.allocate(count)
+        own = [allocator.allocate(pages_for(length, llm.spec)) for length in lengths]
+        own += [[]] * (self.rows - len(own))
+        self._table = fill_table(llm.spec, own, table_columns(max(lengths), llm.spec))
         self.cache: KVCache = empty_cache(
             llm.spec, CacheShape.of(llm.config), pages, jax.device_put(self._table)
         )
+        exact_table = self.cache.sequences.exact_table
+        self._exact_table = None if exact_table is None else np.asarray(exact_table)
 
     def prefill(self, llm: LLM, tokens: list[list[int]]) -> jax.Array:
         """Runs the prompts, and returns the hidden state [rows, 1, D] of each one's last token."""
@@ -61,17 +62,15 @@ class Batch:
             place[rows] = sum(map(len, found)) + np.arange(len(rows))
             lengths[rows] = [len(tokens[row]) for row in rows]
             found.append(self._prefill_group(llm, rows, [tokens[row] for row in rows]))
-        self._select(np.arange(self.rows), self._table, lengths)
+        self._select(np.arange(self.rows), lengths)
         return _chosen(tuple(found), jax.device_put(place))
 
     def _prefill_group(self, llm: LLM, rows: list[int], tokens: list[list[int]]) -> jax.Array:
         """Runs prompts of about the same length, chunk by chunk, on their rows of the cache."""
         size = power_of_two(len(rows))
-        table = np.full((size, self._table.shape[1]), PADDING_PAGE, np.int32)
-        table[: len(rows)] = self._table[rows]
-        row = np.full(size, -1, np.int32)  # padding has none
+        row = np.full(size, -1)  # padding has none
         row[: len(rows)] = rows
-        self._select(row, table, np.zeros(size, np.int32))
+        self._select(row, np.zeros(size, np.int32))
         dtype = llm.params["embedding"].dtype
         hidden = jax.device_put(np.zeros((size, 1, llm.config.width), dtype))
         longest = max(map(len, tokens))
@@ -94,10 +93,17 @@ class Batch:
             )
         return hidden
 
-    def _select(self, row: np.ndarray, table: np.ndarray, length: np.ndarray) -> None:
-        """Turns the cache to some of its sequences."""
-        now = (jax.device_put(x) for x in (table, row.astype(np.int32), length))
-        self.cache = dataclasses.replace(self.cache, sequences=Sequences(*now))
+    def _select(self, rows: np.ndarray, length: np.ndarray) -> None:
+        """Turns the cache to some of its sequences; -1 is padding."""
+
+        def of_rows(table: np.ndarray | None) -> jax.Array | None:
+            if table is None:
+                return None
+            return jax.device_put(np.where(rows[:, None] < 0, PADDING_PAGE, table[rows]))
+
+        tables = of_rows(self._table), of_rows(self._exact_table)
+        now = Sequences(*tables, jax.device_put(length))  # pyright: ignore[reportArgumentType]
+        self.cache = dataclasses.replace(self.cache, sequences=now)
 
 
 @jax.jit

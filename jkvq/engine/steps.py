@@ -14,15 +14,16 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from jkvq.attention.pack import pack_due
 from jkvq.cache.basis import Basis
-from jkvq.cache.layout import KVCache
+from jkvq.cache.layout import PACK_EVERY, KVCache
 from jkvq.engine.forward import forward
 from jkvq.engine.sampling import SamplerArrays, sample
 from jkvq.models.config import ModelConfig
 from jkvq.models.decoder import Params, logits
 from jkvq.pallas_kernels.types import Implementation
 
-BURST = 32  # the most tokens per launch
+BURST = PACK_EVERY  # the most tokens per launch
 
 
 @jax.tree_util.register_dataclass
@@ -93,6 +94,8 @@ def decode_burst(
 ) -> tuple[KVCache, Decoding, Drawn]:
     """Draws up to ``limit`` more tokens per sequence, and stops when all sequences have ended.
 
+    Of a cache with a recent window no more than that: what is packed is packed before a burst.
+
     On a GPU a burst is one program of all layers, for no launch there shall wait for the host. It
     takes long to compile: a CPU runs a program for each layer, which costs a tenth to a fifth of
     its tokens per second and spares it a minute.
@@ -126,7 +129,8 @@ def prepare_burst(
     # A step of which no sequence is a part
     state = dataclasses.replace(state, active=jax.device_put(np.zeros(len(active), bool)))
     if jax.default_backend() == "cpu":
-        cache, state, _ = _one_token(*run, state, implementation)
+        cache = _pack(cache, basis, state, 0, implementation)
+        cache, state, _ = _one_token(config, params, basis, cache, state, implementation)
     else:
         cache, state, _ = unrolled_burst(*run, state, jnp.int32(0), implementation)
     _prepared.add(kind)
@@ -135,10 +139,24 @@ def prepare_burst(
 
 def _burst_by_layers(config, params, basis, cache, state: Decoding, limit: int, implementation):
     drawn: list[Drawn] = []
+    limit = _most_steps(cache, limit)
+    if cache.spec.windowed:
+        cache = _pack(cache, basis, state, limit, implementation)
     while len(drawn) < limit and np.asarray(state.active).any():
         cache, state, new = _one_token(config, params, basis, cache, state, implementation)
         drawn.append(new)
     return cache, state, jax.tree.map(lambda *steps: np.concatenate(steps, axis=1), *drawn)
+
+
+def _most_steps(cache: KVCache, limit: int) -> int:
+    """Steps of a burst, for which nothing has to be packed that is not complete."""
+    return min(limit, BURST, cache.spec.recent) if cache.spec.windowed else limit
+
+
+@functools.partial(jax.jit, static_argnames="implementation", donate_argnames="cache")
+def _pack(cache: KVCache, basis: Basis, state: Decoding, steps, implementation) -> KVCache:
+    """The cache with everything packed that the next steps read so."""
+    return pack_due(cache, basis, jnp.where(state.active, steps, 0), implementation)
 
 
 def _one_token(config, params, basis, cache, state: Decoding, implementation):
@@ -170,6 +188,8 @@ def unrolled_burst(
     """`decode_burst` in one program."""
     B = state.token.shape[0]
     drawn = Drawn(jnp.zeros((B, BURST), jnp.int32), jnp.zeros((B, BURST), jnp.float32))
+    limit = jnp.minimum(limit, _most_steps(cache, BURST))
+    cache = pack_due(cache, basis, jnp.where(state.active, limit, 0), implementation)
 
     def goes_on(carry):
         step, _, state, _ = carry

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Int
 
 from jkvq.cache.calibrated import Calibration, methods_for
 from jkvq.cache.footprint import bits_per_element
-from jkvq.cache.layout import KVCache, empty_cache, pages_for
+from jkvq.cache.layout import KVCache, empty_cache, fill_table, pages_for
 from jkvq.cache.shape import CacheShape
 from jkvq.cache.specs.spec_text import parse_spec
 from jkvq.calibration.artefact import load_artefact
@@ -67,9 +67,10 @@ class Cached:
         return self.llm
 
     def start(self, tokens: int) -> KVCache:
-        pages = max(1, pages_for(tokens, self.llm.spec))
-        table = jnp.arange(1, pages + 1, dtype=jnp.int32)[None]
-        return empty_cache(self.llm.spec, CacheShape.of(self.llm.config), pages + 1, table)
+        spec = self.llm.spec
+        pages = range(1, 1 + pages_for(tokens, spec))
+        table = jnp.asarray(fill_table(spec, [pages], -(-tokens // spec.page)))
+        return empty_cache(spec, CacheShape.of(self.llm.config), 1 + len(pages), table)
 
     def step(self, state: KVCache, tokens, count: int, position: int):
         llm, new = self.llm, (jnp.asarray(tokens), jnp.asarray([count], jnp.int32))

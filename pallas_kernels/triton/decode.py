@@ -49,7 +49,7 @@ def decode(
 ) -> Partials:
     """Attention over the tokens of a plan, not merged yet.
 
-    Slots past the plan's length or not seen, and pages that the block table does not name, may hold
+    Slots past the plan's length, and pages that the block table does not name, may hold
     anything.
     """
     B, N, H = q.shape
@@ -164,8 +164,6 @@ class _Program:
             key, value = (Page(inputs[side], (layer, page, head), p) for side in ("key", "value"))
             token = i * p + jnp.arange(p, dtype=jnp.int32)
             real = token < length
-            if plan.seen is not None:
-                real = real & (plan.seen[b, token] > 0)
             scores = keys.scores(query, key)
             if by is not None:
                 scores = scores + self.scale * by

@@ -5,9 +5,11 @@ import pytest
 
 from jkvq.cache.footprint import bits_per_element
 from jkvq.cache.layout import (
+    PACK_EVERY,
     empty_cache,
     page_of,
     pages_for,
+    pages_in_turn,
     pages_of_window,
     place_of,
     stored_bytes,
@@ -52,7 +54,7 @@ def test_bits_per_element_of_whole_pages(name, bits):
 
 @pytest.mark.parametrize(
     ("name", "most"),
-    [("oscar-int2", 2.30), ("jkvq-int2", 2.30), ("saw-int4", 4.25), ("tq-k3v3", 3.13)],
+    [("oscar-int2", 2.31), ("jkvq-int2", 2.31), ("saw-int4", 4.25), ("tq-k3v3", 3.13)],
 )
 def test_bits_per_element_at_128k(name, most):
     spec, context = parse_spec(name), 128 * 1024
@@ -67,7 +69,21 @@ def test_pages_for_rounds_up():
     spec = parse_spec("bf16,page=8")
     assert [pages_for(tokens, spec) for tokens in (1, 7, 8, 9, 16)] == [1, 1, 1, 2, 2]
     windowed = parse_spec("int2,page=8,sink=4,recent=10")  # pages only for what leaves the windows
-    assert [pages_for(tokens, windowed) for tokens in (1, 21, 22, 29, 30)] == [0, 0, 1, 1, 2]
+    assert [pages_for(tokens, windowed) for tokens in (1, 31, 32, 39, 40)] == [0, 0, 1, 1, 2]
+
+
+@pytest.mark.parametrize(
+    "name", ["int2,page=8,sink=4,recent=10", "jkvq-int4", "oscar-int2,page=16"]
+)
+def test_16_bit_pages_that_are_in_use_at_once_are_different_ones(name):
+    spec = parse_spec(name)
+    table = pages_in_turn(spec, 2, 100)
+    assert table.min() == 1 and table.max() == 2 * pages_of_window(spec)
+    for length in range(60 * spec.page):
+        first = (spec.sink + spec.packed(length)) // spec.page
+        last = (length + PACK_EVERY - 1) // spec.page
+        columns = [*range(spec.sink_pages), *range(first, last + 1)]
+        assert len(np.unique(table[:, columns])) == 2 * len(columns)
 
 
 def test_page_of_puts_padding_on_the_padding_page():

@@ -13,7 +13,7 @@ from tests.tiny import CONFIG, model_of
 
 K, H, G = CONFIG.kv_heads, CONFIG.head_dim, CONFIG.heads // CONFIG.kv_heads
 TEXT = Corpus("cubes", "".join(chr(97 + i**3 % 23) for i in range(80)))
-SINK, RECENT, PAGE = 4, 8, 16
+SINK, RECENT, PAGE = 16, 16, 16
 CACHE = f"oscar-int2,sink={SINK},recent={RECENT},page={PAGE}"
 
 

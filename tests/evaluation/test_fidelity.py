@@ -54,8 +54,8 @@ def _expected(q, k, v, out_weight):
     score, kl, top, mixed, error = [], [], [], [], []
     scale, groups = CONFIG.head_dim**-0.5, CONFIG.heads // CONFIG.kv_heads
     for t in range(T):
-        packed = max(0, (t + 1 - 20) // 8 * 8)  # of the tokens after the sink of 4
-        coded = np.array([4 <= s < 4 + packed for s in range(t + 1)])[:, None, None]
+        packed = max(0, (t + 1 - 24) // 8 * 8)  # of the tokens after the sink, a page of 8
+        coded = np.array([8 <= s < 8 + packed for s in range(t + 1)])[:, None, None]
         keys = np.where(coded, coded_k[: t + 1], held_k[: t + 1])
         values = np.where(coded, coded_v[: t + 1], held_v[: t + 1])
         row, row_error = [], []

@@ -1,14 +1,23 @@
 """Which tokens of a sequence are packed, and in which pages.
 
-The first ``sink`` tokens stay in 16 bits, and at least the ``recent`` latest ones. The tokens
-between are packed a page at a time, when a whole page of them has left the recent window.
+Page j of a sequence is its tokens j p to (j + 1) p - 1. The pages of the first ``sink`` tokens stay
+in 16 bits, and at least the ``recent`` latest tokens do. The pages between are packed, each when
+the last of its tokens has left the recent window.
 """
 
 from dataclasses import dataclass
 
 
+def in_whole_pages(tokens: int, page: int) -> int:
+    """So many tokens, rounded up to whole pages."""
+    return -(-tokens // page) * page
+
+
 class PageRule:
-    """The arithmetic of sinks, recent windows and pages: positions are numbers or arrays."""
+    """The arithmetic of sinks, recent windows and pages: positions are numbers or arrays.
+
+    ``sink`` and ``recent`` are whole pages.
+    """
 
     sink: int
     recent: int
@@ -19,8 +28,17 @@ class PageRule:
         """Whether some tokens stay in 16 bits."""
         return self.recent > 0
 
+    @property
+    def sink_pages(self) -> int:
+        return self.sink // self.page
+
+    @property
+    def exact_pages(self) -> int:
+        """16-bit pages that a query reads: of the sink, recent, and the one that fills."""
+        return self.sink_pages + self.recent // self.page + 1 if self.windowed else 0
+
     def packed(self, length):
-        """How many of ``length`` tokens are packed."""
+        """How many of ``length`` tokens are packed: those from the sink's end on."""
         if not self.windowed:
             return length
         over = length - self.sink - self.recent
@@ -32,12 +50,12 @@ class PageRule:
         return (behind >= 0) & (behind < self.packed(position + 1))
 
     def page_number(self, position):
-        """Of tokens: packed ones' pages from 0 on, the sink's below."""
-        return (position - self.sink) // self.page
+        """The pages of tokens."""
+        return position // self.page
 
     def page_middle(self, number):
         """The position of the middle of pages."""
-        return self.sink + number * self.page + self.page // 2
+        return number * self.page + self.page // 2
 
     def middle(self, position):
         """The middle of the pages of tokens."""
@@ -51,3 +69,8 @@ class Windows(PageRule):
     sink: int
     recent: int
     page: int
+
+    def __post_init__(self):
+        for name in ("sink", "recent"):
+            whole = in_whole_pages(getattr(self, name), self.page)
+            object.__setattr__(self, name, whole)

@@ -7,7 +7,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Literal
 
-from jkvq.cache.specs.page_rule import PageRule
+from jkvq.cache.specs.page_rule import PageRule, in_whole_pages
 from jkvq.pallas_kernels.formats.digits import MAX_BITS, PARTS
 from jkvq.pallas_kernels.formats.packing import packed_words
 from jkvq.support.errors import UserError
@@ -108,9 +108,9 @@ EXACT = SideSpec(bits=16, codec="float")
 class CacheSpec(PageRule):
     """How a KV cache is stored.
 
-    sink, recent: how many of a sequence's first and latest tokens stay in 16 bits (its windows).
-        Tokens between them are packed, stored as codes, a whole page at a time: up to a page less
-        one token more than ``recent`` stay in 16 bits.
+    sink, recent: how many of a sequence's first and latest tokens stay in 16 bits (its windows);
+        rounded up to whole pages. Tokens between them are packed, stored as codes, a whole page at
+        a time: up to a page less one token more than ``recent`` stay in 16 bits.
     page: tokens per page, a power of two. Pages are the unit in which memory is handed out.
     exact_layers: layers whose keys and values all stay in 16 bits.
     """
@@ -129,6 +129,8 @@ class CacheSpec(PageRule):
             )
         if self.sink < 0 or self.recent < 0 or (self.sink > 0 and self.recent == 0):
             raise UserError(f"sink={self.sink}, recent={self.recent}: both 0, or recent at least 1")
+        for name in ("sink", "recent"):
+            object.__setattr__(self, name, in_whole_pages(getattr(self, name), self.page))
         if self.value.allocation == "blocks":
             raise UserError("value.allocation=blocks: only keys have rotary blocks")
         if self.value.digits:

@@ -19,7 +19,13 @@ def test_tokens_are_packed_by_pages_when_they_leave_the_recent_window(windows):
         reads = windows.reads_packed(np.array([t]), np.arange(t + 1))
         assert np.flatnonzero(reads).tolist() == stored
         if stored:
-            page = [token // windows.page for token in range(len(stored))]
+            page = [token // windows.page for token in stored]
             assert windows.page_number(np.array(stored)).tolist() == page
-            first = windows.sink + page[-1] * windows.page
-            assert windows.middle(stored[-1]) == first + windows.page // 2
+            assert windows.middle(stored[-1]) == page[-1] * windows.page + windows.page // 2
+
+
+def test_windows_are_whole_pages():
+    windows = Windows(4, 128, 64)
+    assert (windows.sink, windows.recent) == (64, 128)
+    assert (windows.sink_pages, windows.exact_pages) == (1, 4)
+    assert Windows(0, 0, 64).exact_pages == 0

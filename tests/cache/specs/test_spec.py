@@ -13,7 +13,7 @@ from jkvq.cache.specs.spec_text import parse_spec
         ("int4,value.group=64", 80, "head_dim=80: value group 64 does not divide it"),
         ("int3", 20, "head_dim=20: key bits=3: 20 codes of 3 bits do not fill whole 16-bit words"),
         ("int4,exact_layers=7", 64, "exact_layers=7: this model has layers 0 to 3"),
-        ("int2,sink=64,recent=4033", 64, "sink=64, recent=4033: together at most .* 4096"),
+        ("int2,sink=64,recent=4033", 64, "sink=64, recent=4096: together at most .* 4096"),
     ],
 )
 def test_check_refuses_what_a_model_cannot_have(text, head_dim, sentence):
@@ -27,4 +27,5 @@ def test_packed_keeps_between_recent_and_a_page_more_exact():
         packed = spec.packed(length)
         assert packed % 8 == 0
         exact = length - packed
-        assert exact == length if length < 22 else 4 + 10 <= exact < 4 + 10 + 8
+        # The sink and the recent window are whole pages.
+        assert exact == length if length < 32 else 8 + 16 <= exact < 8 + 16 + 8

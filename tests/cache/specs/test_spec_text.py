@@ -70,7 +70,7 @@ def test_parse_spec_of_bad_text_says_what_is_allowed(text, sentence):
     [
         *PRESETS,
         "int4,center=true",
-        "int4,exact_layers=0+2,page=128,sink=4,recent=32",
+        "int4,exact_layers=0+2,page=128,sink=128,recent=128",
         "int4,group=32,key.bits=3,value.bits=2",
         "jkvq-int3,key.clip=0.9,value.rotation=none",
         "jkvq-int2,key.digits=none",

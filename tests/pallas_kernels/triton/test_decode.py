@@ -15,13 +15,13 @@ from tests.reference import attention
 SCALE = 0.2
 
 
-def attend(stored: Stored, q, lengths, page, *, programs=10, seen=None, shift=None, interpret=True):
+def attend(stored: Stored, q, lengths, page, *, programs=10, shift=None, interpret=True):
     """(out, lse), on a GPU the same twice."""
     settings = DecodeSettings(programs=programs, warps=2, stages=2)
 
     @jax.jit
-    def run(q, keys, values, table, length, seen, shift):
-        plan = plan_decode(length, page=page, kv_heads=2, settings=settings, seen=seen)
+    def run(q, keys, values, table, length, shift):
+        plan = plan_decode(length, page=page, kv_heads=2, settings=settings)
         part = decode(
             *(q, keys, values, *stored.codecs, LAYER, table, plan, shift),
             scale=SCALE,
@@ -30,19 +30,17 @@ def attend(stored: Stored, q, lengths, page, *, programs=10, seen=None, shift=No
         )
         return merge_partials([part], q.shape[1], interpret=interpret)
 
-    args = q, *stored.sides, stored.table, jnp.asarray(lengths), seen, shift
+    args = q, *stored.sides, stored.table, jnp.asarray(lengths), shift
     out, lse = run(*args)
     if not interpret:
         np.testing.assert_array_equal(out, run(*args)[0])
     return out, lse
 
 
-def assert_close(stored: Stored, q, lengths, out, lse, seen=None):
+def assert_close(stored: Stored, q, lengths, out, lse):
     for b, length in enumerate(lengths):
         k, v = (x[b] for x in stored.decoded)
         visible = (np.arange(k.shape[0]) < length)[None]
-        if seen is not None:
-            visible = visible & np.asarray(seen)[b, : k.shape[0]][None]
         wanted, wanted_lse = attention(np.asarray(q[b : b + 1], np.float64), k, v, visible, SCALE)
         error = np.linalg.norm(np.asarray(out[b]) - wanted[0])
         assert error <= 2e-3 * np.linalg.norm(wanted), (b, length)
@@ -72,16 +70,6 @@ def check(cache, groups, head_dim, page, dtype, interpret):
 )
 def test_decode_step_by_step(cache, groups):
     check(cache, groups, 64, 16, jnp.bfloat16, interpret=True)
-
-
-def test_only_what_is_seen_counts():
-    lengths = [40, 33]
-    stored = Stored("bf16", lengths, 2, 64, page_size=16)
-    q = jax.random.normal(jax.random.key(3), (2, 4, 64))
-    seen = np.random.default_rng(0).random((2, 48)) < 0.5
-    seen[1, 16:] = False
-    out, lse = attend(stored, q, lengths, 16, seen=jnp.asarray(seen))
-    assert_close(stored, q, lengths, out, lse, seen)
 
 
 def check_shift(cache: str, by_slot: bool, interpret: bool):
