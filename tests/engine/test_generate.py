@@ -308,7 +308,7 @@ def test_smollm2_answers_in_chat(smollm2):
 def test_generate_through_the_kernels_gives_the_reference_tokens(kernels):
     """A prompt longer than its windows, so that pages are packed as it goes."""
     wide = dataclasses.replace(CONFIG, layers=1, head_dim=64, rope_divisors=(1.0,) * 32)
-    llm = tiny_llm("quarot-int2,sink=4,recent=8,page=16", config=wide)
+    llm = tiny_llm("saw-int4,sink=4,recent=8,page=16", config=wide)
     prompts = ["A prompt that is longer than both windows of the cache.", "Short"]
     texts = [
         [
