@@ -16,8 +16,10 @@ if TYPE_CHECKING:
     from jkvq.cache.specs.spec import CacheSpec, SideSpec
     from jkvq.cache.specs.spec_text import parse_spec
     from jkvq.calibration.artefact import Artefact, load_artefact
-    from jkvq.engine.generate import Generation, Piece, generate, stream
+    from jkvq.engine.engine import Engine, Handle
+    from jkvq.engine.generate import Piece, generate, stream
     from jkvq.engine.options import Options
+    from jkvq.engine.writer import Generation
     from jkvq.llm import LLM, with_cache
     from jkvq.loading.calibrate import calibrate
     from jkvq.loading.load import load
@@ -30,7 +32,9 @@ __all__ = [
     "CacheSpec",
     "CacheWarning",
     "Calibration",
+    "Engine",
     "Generation",
+    "Handle",
     "Model",
     "Options",
     "Piece",
@@ -54,8 +58,10 @@ _HOMES = {
     "jkvq.cache.specs.spec": ("CacheSpec", "SideSpec"),
     "jkvq.cache.specs.spec_text": ("parse_spec",),
     "jkvq.calibration.artefact": ("Artefact", "load_artefact"),
-    "jkvq.engine.generate": ("Generation", "Piece", "generate", "stream"),
+    "jkvq.engine.engine": ("Engine", "Handle"),
+    "jkvq.engine.generate": ("Piece", "generate", "stream"),
     "jkvq.engine.options": ("Options",),
+    "jkvq.engine.writer": ("Generation",),
     "jkvq.llm": ("LLM", "with_cache"),
     "jkvq.loading.calibrate": ("calibrate",),
     "jkvq.loading.load": ("load",),

@@ -20,13 +20,16 @@ from jkvq.cache.calibrated import methods_for
 from jkvq.cache.layout import empty_cache, fill_table, pages_for, table_columns
 from jkvq.cache.shape import CacheShape
 from jkvq.cache.specs.spec_text import parse_spec, split_names
-from jkvq.engine.batch import Batch
+from jkvq.engine.capacity import call_limits
+from jkvq.engine.runner import Runner, nothing_known
 from jkvq.engine.sampling import SamplerArrays, Sampling
 from jkvq.engine.steps import BURST, Decoding, decode_burst
 from jkvq.llm import LLM, with_cache
 from jkvq.models.config import ModelConfig
 from jkvq.models.decoder import abstract_params
 from jkvq.models.model import Model
+from jkvq.scheduling.scheduler import Scheduler
+from jkvq.scheduling.sequence import Sequence
 from jkvq.support.compile_clock import compile_seconds
 from scripts.bench_kernels import made_up
 
@@ -88,8 +91,8 @@ def time_decode(llm: LLM, batch: int, tokens: int) -> tuple[float, float]:
     for repeat in range(REPEATS):
         start = time.perf_counter()
         cache, state, drawn = decode_burst(
-            *(llm.config, llm.params, llm.basis, cache, state, BURST),
-            llm.implementation,
+            *(llm.config, llm.params, llm.basis, cache, state),
+            *(np.ones(batch, bool), nothing_known(batch), BURST, llm.implementation),
         )
         jax.block_until_ready(drawn)
         if repeat:
@@ -100,6 +103,21 @@ def time_decode(llm: LLM, batch: int, tokens: int) -> tuple[float, float]:
     return best / BURST * 1e3, compiled
 
 
+def prefill(llm: LLM, prompts: list[list[int]]) -> jax.Array:
+    """The hidden state of the last prompt's last token, when all are stored."""
+    limits = call_limits(llm, [len(prompt) + 1 for prompt in prompts])
+    scheduler, runner = Scheduler(llm.spec, limits, prefix_cache=False), Runner(llm, limits)
+    for number, prompt in enumerate(prompts):
+        scheduler.submit(Sequence(number, prompt, 1))
+    hidden = None
+    while any(each.state != "decode" for each in (*scheduler.waiting, *scheduler.running)):
+        for group in scheduler.plan(1).groups:
+            width = scheduler.width(group[0].end - group[0].start)
+            hidden = runner.prefill(group, width)
+    assert hidden is not None
+    return hidden
+
+
 def time_prefill(llm: LLM, batch: int, tokens: int) -> tuple[float, float]:
     """Prompt tokens a second, and the seconds that the programs compiled for."""
     rng = np.random.default_rng(0)
@@ -107,7 +125,7 @@ def time_prefill(llm: LLM, batch: int, tokens: int) -> tuple[float, float]:
     best, before, compiled = np.inf, compile_seconds(), 0.0
     for repeat in range(3):
         start = time.perf_counter()
-        jax.block_until_ready(Batch(llm, prompts, [1] * batch).prefill(llm, prompts))
+        jax.block_until_ready(prefill(llm, prompts))
         if repeat:
             best = min(best, time.perf_counter() - start)
         else:

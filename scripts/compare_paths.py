@@ -25,11 +25,13 @@ import typer
 
 import jkvq
 from jkvq.cache.calibrated import methods_for
+from jkvq.cache.layout import empty_cache, fill_table, pages_for, table_columns
+from jkvq.cache.shape import CacheShape
 from jkvq.cache.specs.spec_text import parse_spec
 from jkvq.defaults import DEFAULT_MODEL
-from jkvq.engine.batch import Batch
 from jkvq.engine.forward import forward
 from jkvq.engine.prompt import encode_prompt
+from jkvq.engine.steps import prefill_chunk
 from jkvq.evaluation.corpus import first_tokens, read_text
 from jkvq.llm import LLM, with_cache
 from jkvq.models.decoder import logits
@@ -69,20 +71,31 @@ def replay(reference: LLM, other: LLM, prompts: list[list[int]], texts: np.ndarr
 
     The cache is the reference's at every step but the first, which follows each one's own prefill.
     """
-    first, batch = [], None
+    first, cache = [], None
     for llm in (other, reference):
-        batch = Batch(llm, prompts, [NEW] * PROMPTS)
-        hidden = batch.prefill(llm, prompts)
+        cache, hidden = _prefilled(llm, prompts)
         first.append(logits(llm.config, llm.params, hidden))
-    assert batch is not None
     llm = reference
-    found = _steps(
-        llm.config, llm.params, llm.basis, batch.cache, texts[:, :-1], other.implementation
-    )
+    found = _steps(llm.config, llm.params, llm.basis, cache, texts[:, :-1], other.implementation)
     return [
         np.concatenate([np.asarray(start)[:, None], np.asarray(rest)], axis=1)
         for start, rest in zip(reversed(first), found, strict=True)
     ]
+
+
+def _prefilled(llm: LLM, prompts: list[list[int]]):
+    """A cache with the prompts, stored in one chunk, and the hidden states of their last tokens."""
+    spec, longest = llm.spec, max(map(len, prompts))
+    pages = pages_for(longest + NEW, spec)
+    own = 1 + np.arange(len(prompts) * pages).reshape(len(prompts), pages)
+    table = fill_table(spec, own.tolist(), table_columns(longest + NEW, spec))
+    cache = empty_cache(spec, CacheShape.of(llm.config), 1 + own.size, jnp.asarray(table))
+    tokens = np.zeros((len(prompts), longest), np.int32)
+    for row, prompt in enumerate(prompts):
+        tokens[row, : len(prompt)] = prompt
+    count = jnp.asarray([len(prompt) for prompt in prompts], jnp.int32)
+    run = llm.config, llm.params, llm.basis, cache, jnp.asarray(tokens), count
+    return prefill_chunk(*run, llm.implementation)
 
 
 @functools.partial(jax.jit, static_argnames=("config", "implementation"))

@@ -21,6 +21,7 @@ ROOMS = [
     "jkvq.attention",
     "jkvq.calibration",
     "jkvq.llm",
+    "jkvq.scheduling",
     "jkvq.engine",
     "jkvq.evaluation",
     "jkvq.loading",

@@ -4,8 +4,8 @@ import bisect
 from dataclasses import dataclass
 
 from jkvq.cache.layout import pages_for, pages_of_window, stored_bytes
-from jkvq.cache.page_pool import power_of_two, roomy_pool
 from jkvq.cache.shape import CacheShape
+from jkvq.cache.sizes import power_of_two, roomy_pool
 from jkvq.cache.specs.spec import CacheSpec
 from jkvq.models.config import ModelConfig
 from jkvq.support.errors import UserError

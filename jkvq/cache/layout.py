@@ -11,14 +11,16 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int, UInt
 
-from jkvq.cache.page_pool import PADDING_PAGE, roomy_table
 from jkvq.cache.shape import CacheShape
+from jkvq.cache.sizes import PADDING_PAGE, roomy_table
 from jkvq.cache.specs.spec import CacheSpec, SideSpec
 from jkvq.cache.stored import stored
 from jkvq.pallas_kernels.formats.packed import Packed
 
-# Tokens that a sequence may get before the next look at what is due to be packed.
+# Tokens that a sequence may get before the next look at what is due to be packed, and before that
+# look is taken note of.
 PACK_EVERY = 32
+_UNSEEN = 2 * PACK_EVERY
 
 
 @jax.tree_util.register_dataclass
@@ -146,7 +148,7 @@ def _abstract(shape: tuple[int, ...], dtype) -> Any:
 
 def pages_of_window(spec: CacheSpec) -> int:
     """16-bit pages that a sequence has at most while tokens are added; 0 without windows."""
-    return spec.exact_pages - (-(PACK_EVERY - 1) // spec.page) if spec.windowed else 0
+    return spec.exact_pages - (-(_UNSEEN - 1) // spec.page) if spec.windowed else 0
 
 
 def first_page(spec: CacheSpec) -> int:
@@ -175,7 +177,7 @@ def empty_cache(
     Every row has 16-bit pages of its own, which serve its recent tokens in turn.
     """
     rows, columns = block_table.shape
-    groups = _empty_groups(spec, shape, pages, 1 + rows * pages_of_window(spec))
+    groups = empty_groups(spec, shape, pages, 1 + rows * pages_of_window(spec))
     exact_table = jax.device_put(pages_in_turn(spec, rows, columns)) if spec.windowed else None
     length = jax.device_put(np.zeros(rows, np.int32))
     return KVCache(groups, Sequences(block_table, exact_table, length), spec)
@@ -206,9 +208,10 @@ def table_columns(tokens: int, spec: CacheSpec) -> int:
 
 # One program, and not one for each shape
 @functools.partial(jax.jit, static_argnums=range(4))
-def _empty_groups(
+def empty_groups(
     spec: CacheSpec, shape: CacheShape, pages: int, exact_pages: int
 ) -> tuple[LayerGroup, ...]:
+    """Pools of so many pages that store nothing yet."""
     return jax.tree.map(
         lambda leaf: jnp.zeros(leaf.shape, leaf.dtype),
         abstract_groups(spec, shape, pages, exact_pages),

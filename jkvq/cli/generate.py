@@ -24,7 +24,8 @@ from jkvq.support.progress import note, spinner
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from jkvq.engine.generate import Generation, Piece
+    from jkvq.engine.generate import Piece
+    from jkvq.engine.writer import Generation
 
 _BETWEEN = "---"  # the line between the texts of several prompts
 

@@ -7,7 +7,6 @@ host inside a burst.
 import dataclasses
 import functools
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +16,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jkvq.attention.pack import pack_due
 from jkvq.cache.basis import Basis
 from jkvq.cache.layout import PACK_EVERY, KVCache
+from jkvq.cache.specs.spec import CacheSpec
 from jkvq.engine.forward import forward
 from jkvq.engine.sampling import SamplerArrays, sample
 from jkvq.models.config import ModelConfig
@@ -44,10 +44,16 @@ class Decoding:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Drawn:
-    """The tokens of one burst: row b holds those that advanced ``made[b]``, then padding."""
+    """What one launch has drawn: row b holds its first ``count[b]`` tokens, then padding.
+
+    active, failed: as in `Decoding`, after it.
+    """
 
     tokens: Int[Array, "B burst"]
     logprobs: Float[Array, "B burst"]
+    count: Int[Array, " B"]
+    active: Bool[Array, " B"]
+    failed: Bool[Array, " B"]
 
 
 def prefill_chunk(
@@ -57,30 +63,39 @@ def prefill_chunk(
     cache: KVCache,
     tokens: Int[Array, "B T"],
     count: Int[Array, " B"],
-    last: Float[Array, "B 1 D"],
     implementation: Implementation = "reference",
-) -> tuple[KVCache, Float[Array, "B 1 D"]]:
-    """Runs a chunk of each prompt; ``last`` keeps the newest real token's hidden state."""
+) -> tuple[KVCache, Float[Array, "B D"]]:
+    """Stores a chunk of each prompt, and returns the hidden states of their last tokens."""
     hidden, cache = forward(
         config, params, basis, cache, tokens, count, phase="prefill", implementation=implementation
     )
-    return cache, _newest(hidden, count, last)
+    return cache, _last(hidden, count)
 
 
-@functools.partial(jax.jit, donate_argnames="last")
-def _newest(hidden: Float[Array, "B T D"], count: Int[Array, " B"], last: Float[Array, "B 1 D"]):
-    end = jnp.maximum(count - 1, 0)[:, None, None]
-    newest = jnp.take_along_axis(hidden, end, axis=1)
-    return jnp.where((count > 0)[:, None, None], newest, last)
+@jax.jit
+def _last(hidden: Float[Array, "B T D"], count: Int[Array, " B"]) -> Float[Array, "B D"]:
+    return jnp.take_along_axis(hidden, jnp.maximum(count - 1, 0)[:, None, None], axis=1)[:, 0]
 
 
-@functools.partial(jax.jit, static_argnames="config", donate_argnames="state")
-def draw_token(
-    config: ModelConfig, params: Params, hidden: Float[Array, "B 1 D"], state: Decoding
-) -> tuple[Decoding, Drawn]:
-    """Draws a token of each active sequence from its newest token's hidden state."""
-    state, logprob = _draw(logits(config, params, hidden[:, 0]), state)
-    return state, Drawn(state.token[:, None], logprob[:, None])
+@functools.partial(jax.jit, static_argnames="config", donate_argnames=("state", "length"))
+def join(
+    config: ModelConfig,
+    params: Params,
+    hidden: Float[Array, "R D"],
+    state: Decoding,
+    length: Int[Array, " B"],
+    slot: Int[Array, " R"],
+    new: Decoding,
+    stored: Int[Array, " R"],
+    known: Int[Array, " R"],
+) -> tuple[Decoding, Int[Array, " B"], Drawn]:
+    """Draws the first token of R prompts, and puts them into their slots.
+
+    A slot past the end stands for padding. ``known`` is a token that is drawn in any case, or -1.
+    """
+    new, drawn = _draw(logits(config, params, hidden), new, known)
+    state = jax.tree.map(lambda all, own: all.at[slot].set(own, mode="drop"), state, new)
+    return state, length.at[slot].set(stored, mode="drop"), drawn
 
 
 def decode_burst(
@@ -89,68 +104,60 @@ def decode_burst(
     basis: Basis,
     cache: KVCache,
     state: Decoding,
+    keep: Bool[np.ndarray, " B"],
+    known: Int[np.ndarray, "B BURST"],
     limit: int,
     implementation: Implementation = "reference",
 ) -> tuple[KVCache, Decoding, Drawn]:
     """Draws up to ``limit`` more tokens per sequence, and stops when all sequences have ended.
 
-    Of a cache with a recent window no more than that: what is packed is packed before a burst.
+    Sequences not to ``keep`` end before. ``known`` are tokens that are drawn in any case, or -1.
+    There are no more than `most_steps`: what is packed is packed before a burst.
 
     On a GPU a burst is one program of all layers, for no launch there shall wait for the host. It
     takes long to compile: a CPU runs a program for each layer, which costs a tenth to a fifth of
     its tokens per second and spares it a minute.
     """
-    run = config, params, basis, cache, state
+    state = dataclasses.replace(state, active=_and(state.active, keep))
+    run = config, params, basis, cache, state, known
     if jax.default_backend() == "cpu":
         return _burst_by_layers(*run, limit, implementation)
-    return unrolled_burst(*run, jnp.int32(limit), implementation)
+    return unrolled_burst(*run, np.int32(limit), implementation)
 
 
-_prepared: set[Any] = set()
+def most_steps(spec: CacheSpec) -> int:
+    """Steps of a burst at most: all that it reads packed must be complete before it."""
+    return min(BURST, spec.recent) if spec.windowed else BURST
 
 
-def prepare_burst(
-    config: ModelConfig,
-    params: Params,
-    basis: Basis,
-    cache: KVCache,
-    state: Decoding,
-    implementation: Implementation = "reference",
-) -> tuple[KVCache, Decoding]:
-    """Compiles what bursts of these shapes run, where that is not done; changes nothing.
-
-    So that nobody who watches sees a first token and then waits for a compiler.
-    """
-    shapes = tuple((x.shape, x.dtype) for x in jax.tree.leaves((cache, state)))
-    kind = config, cache.spec, params["embedding"].dtype, implementation, shapes
-    if kind in _prepared:
-        return cache, state
-    active, run = state.active, (config, params, basis, cache)
-    # A step of which no sequence is a part
-    state = dataclasses.replace(state, active=jax.device_put(np.zeros(len(active), bool)))
-    if jax.default_backend() == "cpu":
-        cache = _pack(cache, basis, state, 0, implementation)
-        cache, state, _ = _one_token(config, params, basis, cache, state, implementation)
-    else:
-        cache, state, _ = unrolled_burst(*run, state, jnp.int32(0), implementation)
-    _prepared.add(kind)
-    return cache, dataclasses.replace(state, active=active)
+@jax.jit
+def _and(one: Bool[Array, " B"], other: Bool[Array, " B"]) -> Bool[Array, " B"]:
+    return one & other
 
 
-def _burst_by_layers(config, params, basis, cache, state: Decoding, limit: int, implementation):
-    drawn: list[Drawn] = []
-    limit = _most_steps(cache, limit)
+def _burst_by_layers(config, params, basis, cache, state, known, limit: int, implementation):
+    nothing = np.zeros(len(known), np.int32)
+    ended = np.asarray(state.active), np.asarray(state.failed)
+    drawn = [Drawn(known[:, :0], known[:, :0], nothing, *ended)]  # pyright: ignore
     if cache.spec.windowed:
         cache = _pack(cache, basis, state, limit, implementation)
-    while len(drawn) < limit and np.asarray(state.active).any():
-        cache, state, new = _one_token(config, params, basis, cache, state, implementation)
+    for step in range(limit):
+        if not np.asarray(state.active).any():
+            break
+        run = config, params, basis, cache, state, np.ascontiguousarray(known[:, step])
+        cache, state, new = _one_token(*run, implementation)
         drawn.append(new)
-    return cache, state, jax.tree.map(lambda *steps: np.concatenate(steps, axis=1), *drawn)
+    return cache, state, _joined(drawn)
 
 
-def _most_steps(cache: KVCache, limit: int) -> int:
-    """Steps of a burst, for which nothing has to be packed that is not complete."""
-    return min(limit, BURST, cache.spec.recent) if cache.spec.windowed else limit
+def _joined(steps: list[Drawn]) -> Drawn:
+    """The steps of a burst as one."""
+    tokens, logprobs = (
+        np.concatenate([getattr(step, name) for step in steps], axis=1)
+        for name in ("tokens", "logprobs")
+    )
+    count = np.sum([step.count for step in steps], axis=0)
+    return Drawn(tokens, logprobs, count, steps[-1].active, steps[-1].failed)  # pyright: ignore
 
 
 @functools.partial(jax.jit, static_argnames="implementation", donate_argnames="cache")
@@ -159,12 +166,17 @@ def _pack(cache: KVCache, basis: Basis, state: Decoding, steps, implementation) 
     return pack_due(cache, basis, jnp.where(state.active, steps, 0), implementation)
 
 
-def _one_token(config, params, basis, cache, state: Decoding, implementation):
+def _one_token(config, params, basis, cache, state: Decoding, known, implementation):
     token, count = _new_tokens(state)
     hidden, cache = forward(
         config, params, basis, cache, token, count, phase="decode", implementation=implementation
     )
-    return cache, *draw_token(config, params, hidden, state)
+    return cache, *_draw_token(config, params, hidden, state, known)
+
+
+@functools.partial(jax.jit, static_argnames="config", donate_argnames="state")
+def _draw_token(config, params, hidden: Float[Array, "B 1 D"], state: Decoding, known):
+    return _draw(logits(config, params, hidden[:, 0]), state, known)
 
 
 @jax.jit
@@ -182,13 +194,14 @@ def unrolled_burst(
     basis: Basis,
     cache: KVCache,
     state: Decoding,
+    known: Int[Array, "B BURST"],
     limit: Int[Array, ""],
     implementation: Implementation = "reference",
 ) -> tuple[KVCache, Decoding, Drawn]:
     """`decode_burst` in one program."""
     B = state.token.shape[0]
-    drawn = Drawn(jnp.zeros((B, BURST), jnp.int32), jnp.zeros((B, BURST), jnp.float32))
-    limit = jnp.minimum(limit, _most_steps(cache, BURST))
+    tokens, logprobs = jnp.zeros((B, BURST), jnp.int32), jnp.zeros((B, BURST), jnp.float32)
+    drawn = Drawn(tokens, logprobs, jnp.zeros(B, jnp.int32), state.active, state.failed)
     cache = pack_due(cache, basis, jnp.where(state.active, limit, 0), implementation)
 
     def goes_on(carry):
@@ -197,10 +210,13 @@ def unrolled_burst(
 
     def one_token(carry):
         step, cache, state, drawn = carry
-        cache, state, new = _one_token(config, params, basis, cache, state, implementation)
-        drawn = jax.tree.map(
-            lambda all, one: jax.lax.dynamic_update_slice(all, one, (0, step)), drawn, new
+        now = jax.lax.dynamic_index_in_dim(known, step, axis=1, keepdims=False)
+        cache, state, new = _one_token(config, params, basis, cache, state, now, implementation)
+        tokens, logprobs = (
+            jax.lax.dynamic_update_slice(all, one, (0, step))
+            for all, one in ((drawn.tokens, new.tokens), (drawn.logprobs, new.logprobs))
         )
+        drawn = Drawn(tokens, logprobs, drawn.count + new.count, new.active, new.failed)
         return step + 1, cache, state, drawn
 
     start = (jnp.int32(0), cache, state, drawn)
@@ -208,13 +224,17 @@ def unrolled_burst(
     return cache, state, drawn
 
 
-def _draw(scores: Float[Array, "B V"], state: Decoding) -> tuple[Decoding, Float[Array, " B"]]:
+def _draw(
+    scores: Float[Array, "B V"], state: Decoding, known: Int[Array, " B"]
+) -> tuple[Decoding, Drawn]:
     """Draws a token for each active sequence; its log-probability is the model's own."""
+    before, active = state.made, state.active.astype(jnp.int32)
     failed = state.failed | (state.active & jnp.isnan(scores).any(-1))
     token = sample(scores, state.seen, state.made, state.sampler)
+    token = jnp.where(known >= 0, known, token)
     token = jnp.where(state.active, token, state.token)
     chosen = jnp.take_along_axis(scores, token[:, None], axis=1)[:, 0]
-    made = state.made + state.active.astype(jnp.int32)
+    made = before + active
     stopped = (token[:, None] == state.stop_tokens).any(-1)
     row = jnp.arange(token.shape[0])
     state = dataclasses.replace(
@@ -225,4 +245,6 @@ def _draw(scores: Float[Array, "B V"], state: Decoding) -> tuple[Decoding, Float
         failed=failed,
         seen=state.seen.at[row, token].set(True),
     )
-    return state, chosen - jax.nn.logsumexp(scores, axis=-1)
+    logprob = chosen - jax.nn.logsumexp(scores, axis=-1)
+    drawn = Drawn(token[:, None], logprob[:, None], active, state.active, failed)
+    return state, drawn

@@ -5,10 +5,10 @@ import pytest
 
 import jkvq
 from jkvq.cache.footprint import footprint
-from jkvq.cache.layout import pages_for, pages_of_window, stored_bytes
+from jkvq.cache.layout import empty_groups, pages_for, pages_of_window, stored_bytes
 from jkvq.cache.shape import CacheShape
 from jkvq.cache.specs.spec_text import parse_spec
-from jkvq.engine.batch import Batch
+from jkvq.engine.capacity import call_limits
 from tests.tiny import CONFIG, SERVED
 
 WEIGHTS = 123_456
@@ -19,8 +19,9 @@ def test_footprint_is_what_is_allocated(tiny, name):
     spec = parse_spec(name)
     size = footprint(CONFIG, spec, weights=WEIGHTS, context=300, batch=3, memory=None)
     llm = dataclasses.replace(tiny, spec=spec)
-    batch = Batch(llm, [[0] * 290] * 3, [10] * 3)  # what a call allocates
-    assert size.cache == sum(leaf.nbytes for leaf in jax.tree.leaves(batch.cache.groups))
+    limits = call_limits(llm, [300] * 3)  # what a call allocates
+    pools = empty_groups(spec, CacheShape.of(CONFIG), limits.pages, limits.exact_pages)
+    assert size.cache == sum(leaf.nbytes for leaf in jax.tree.leaves(pools))
     assert size.total == WEIGHTS + size.cache
     elements = 300 * 2 * CONFIG.layers * CONFIG.kv_heads * CONFIG.head_dim
     assert size.bits_per_element == 8 * size.per_sequence / elements

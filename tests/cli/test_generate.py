@@ -5,7 +5,8 @@ import typer
 
 import jkvq
 from jkvq.cli.generate import generate
-from jkvq.engine.generate import Generation, Piece, Timings
+from jkvq.engine.generate import Piece
+from jkvq.engine.writer import Generation, Timings
 from tests.cli.running import run, run_bytes, run_json, run_process
 
 

@@ -258,7 +258,7 @@ def test_batch_larger_than_the_pool_says_what_would_fit(tiny):
 
 
 def test_batch_larger_than_the_memory_says_what_would_fit(tiny, monkeypatch):
-    monkeypatch.setattr("jkvq.engine.batch.free_bytes", lambda: 100_000)
+    monkeypatch.setattr("jkvq.engine.capacity.free_bytes", lambda: 100_000)
     with pytest.raises(jkvq.UserError, match=r"100 KB of free memory has room for .* would fit"):
         jkvq.generate(tiny, ["a" * 100] * 50, max_new_tokens=12)
 

@@ -4,6 +4,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from jkvq.attention.attend import LayerAttention
@@ -11,6 +12,7 @@ from jkvq.attention.step_plan import plan_step
 from jkvq.cache.layout import KVCache, empty_cache
 from jkvq.cache.shape import CacheShape
 from jkvq.cache.specs.spec_text import parse_spec
+from jkvq.engine.runner import nothing_known
 from jkvq.engine.sampling import SamplerArrays, Sampling
 from jkvq.engine.steps import BURST, Decoding, decode_burst, unrolled_burst
 from jkvq.llm import LLM
@@ -19,6 +21,7 @@ from jkvq.models.decoder import embed, layer_program
 from tests.tiny import CONFIG, EOS, tiny_llm
 
 PAGES, COLUMNS = 40_009, 8
+KNOWN = nothing_known(2)
 
 
 def _state(rows: int, **changes) -> Decoding:
@@ -61,7 +64,7 @@ def _lowered(step: str, llm: LLM, stored: KVCache):
     """A burst of decode steps, or the last layer of a prefill."""
     if step == "burst":
         run = llm.config, llm.params, llm.basis, stored
-        return unrolled_burst.lower(*run, _state(2), jnp.int32(4), llm.implementation)
+        return unrolled_burst.lower(*run, _state(2), KNOWN, jnp.int32(4), llm.implementation)
     sequences, width = stored.sequences, {"prefill": 32, "decode": 1}[step]
     how: Any = {"phase": step, "implementation": llm.implementation}
     layers, shape = llm.config.layers, CacheShape.of(llm.config)
@@ -127,30 +130,55 @@ def test_layers_of_one_spec_are_traced_once_in_a_burst():
     assert text.count("call @_layer(") == CONFIG.layers == 2
 
 
-@pytest.mark.parametrize("burst", [decode_burst, unrolled_burst])
+def _by_layers(config, params, basis, cache, state, known, limit):
+    return decode_burst(config, params, basis, cache, state, np.ones(2, bool), known, limit)
+
+
+BURSTS = pytest.mark.parametrize("burst", [_by_layers, unrolled_burst])
+
+
+@BURSTS
 def test_decode_burst_ends_when_all_sequences_have(burst):
     llm = tiny_llm()
     state = _state(2, budget=jnp.array([3, 5]))
-    cache, state, drawn = burst(
-        CONFIG, llm.params, llm.basis, _cache("f32,page=8", 2, 64), state, BURST
-    )
+    cache = _cache("f32,page=8", 2, 64)
+    cache, state, drawn = burst(CONFIG, llm.params, llm.basis, cache, state, KNOWN, BURST)
     assert state.made.tolist() == [3, 5]
     assert not state.active.any()
+    assert drawn.count.tolist() == [2, 4]
+    assert not np.any(drawn.active) and not np.any(drawn.failed)
     assert cache.sequences.length.tolist() == [2, 4]  # the last token drawn is never stored
-    assert (drawn.tokens[:, 4:] == 0).all()
+    assert (np.asarray(drawn.tokens)[:, 4:] == 0).all()
 
 
-@pytest.mark.parametrize("burst", [decode_burst, unrolled_burst])
+@BURSTS
+def test_decode_burst_draws_what_is_known(burst):
+    llm, known = tiny_llm(), KNOWN.copy()
+    known[1, :3] = 11, 12, 13
+    run = CONFIG, llm.params, llm.basis
+    free = burst(*run, _cache("f32,page=8", 2, 64), _state(2), KNOWN, 4)[2]
+    drawn = burst(*run, _cache("f32,page=8", 2, 64), _state(2), known, 4)[2]
+    assert np.asarray(drawn.tokens)[1, :3].tolist() == [11, 12, 13]
+    assert np.asarray(drawn.tokens)[0, :4].tolist() == np.asarray(free.tokens)[0, :4].tolist()
+
+
+def test_decode_burst_leaves_out_whom_it_shall_not_keep():
+    llm = tiny_llm()
+    cache, keep = _cache("f32,page=8", 2, 64), np.array([True, False])
+    run = CONFIG, llm.params, llm.basis, cache, _state(2)
+    cache, state, drawn = decode_burst(*run, keep, KNOWN, 4)
+    assert drawn.count.tolist() == [4, 0]
+    assert cache.sequences.length.tolist() == [4, 0]
+    assert state.active.tolist() == [True, False]
+    cache, state, drawn = decode_burst(*run[:3], cache, state, np.zeros(2, bool), KNOWN, 4)
+    assert drawn.count.tolist() == [0, 0]
+
+
+@BURSTS
 def test_decode_burst_marks_scores_that_are_not_numbers(burst):
     llm = tiny_llm()
     params = {**llm.params, "norm": {"weight": jnp.full(CONFIG.width, jnp.nan)}}
-    _, state, _ = burst(
-        CONFIG,
-        params,
-        llm.basis,
-        _cache("f32,page=8", 2, 64),
-        _state(2, active=jnp.array([True, False])),
-        4,
-    )
-    assert state.failed.tolist() == [True, False]
+    state = _state(2, active=jnp.array([True, False]))
+    _, state, drawn = burst(CONFIG, params, llm.basis, _cache("f32,page=8", 2, 64), state, KNOWN, 4)
+    assert state.failed.tolist() == [True, False] == drawn.failed.tolist()
     assert not state.active.any()

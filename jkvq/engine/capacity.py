@@ -1,0 +1,120 @@
+"""How many pages an engine has: as many as memory allows, or as a call needs."""
+
+import math
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+
+from jkvq.cache.layout import pages_for, pages_of_window, stored_bytes, table_columns
+from jkvq.cache.shape import CacheShape
+from jkvq.cache.sizes import power_of_two, roomy_pool
+from jkvq.llm import LLM
+from jkvq.scheduling.scheduler import Limits
+from jkvq.support.arguments import INT32, number, whole
+from jkvq.support.errors import UserError
+from jkvq.support.memory import format_bytes, free_bytes
+
+# Prompt tokens per chunk, by device. A GPU takes shorter ones as fast as its host can launch them.
+_CHUNKS = {"cpu": (32, 128, 256), "gpu": (32, 128, 512, 2048)}
+_TICK_TOKENS = {"cpu": 512, "gpu": 4096}
+_SLOTS = {"cpu": 8, "gpu": 64}
+_ROWS = 8
+_TAILS = 8  # ends of stored prompts that have room beside the windows of all slots
+
+
+def _here(by_device: dict):
+    return by_device.get(jax.default_backend(), by_device["cpu"])
+
+
+def engine_limits(
+    llm: LLM, *, memory: float, pages: int | None, slots: int | None, prefill_rows: int
+) -> Limits:
+    """The sizes of an engine that serves whoever comes.
+
+    Args:
+        llm: the model with its cache.
+        memory: the part of the free memory that the pools may take.
+        pages: of the pool of packed pages, if not as many as memory allows.
+        slots: sequences that run at once; by default 8 on a CPU and 64 on a GPU.
+        prefill_rows: prompts that one program takes a chunk of.
+    """
+    memory = number("memory", memory, 0.01, 1, "the part of the free memory to take, 0.01 to 1")
+    slots = _here(_SLOTS) if slots is None else slots
+    slots = whole("slots", slots, 1, 4096, "sequences that run at once, 1 to 4096")
+    rows = whole("prefill_rows", prefill_rows, 1, 64, "prompts per prefill step, 1 to 64")
+    spec, shape = llm.spec, CacheShape.of(llm.config)
+    exact = slots * pages_of_window(spec) + _TAILS * (spec.recent // spec.page)
+    if pages is not None:
+        pages = whole("pages", pages, 1, INT32, f"pages of {spec.page} tokens, 1 or more")
+    else:
+        pages = slots * pages_for(llm.config.context, spec)
+        free = free_bytes()
+        if free is not None:
+            room = memory * free - stored_bytes(spec, shape, 1, 1 + exact)
+            fit = int(room // stored_bytes(spec, shape, 1, 0))
+            if fit < 1:
+                raise UserError(
+                    f"the 16-bit windows of {slots} sequences alone need "
+                    f"{format_bytes(stored_bytes(spec, shape, 1, 1 + exact))}, and {memory:.0%} of "
+                    f"the free memory is {format_bytes(memory * free)}: give fewer slots"
+                )
+            pages = min(pages, _round_down(fit))
+        if llm.pool_tokens is not None:
+            pages = min(pages, max(1, llm.pool_tokens // spec.page))
+    return _limits(llm, slots, 1 + pages, 1 + exact, llm.config.context, rows)
+
+
+def _round_down(pages: int) -> int:
+    """To four significant bits: programs are compiled for the sizes of pools, and kept."""
+    return pages >> (unit := max(0, pages.bit_length() - 4)) << unit
+
+
+def call_limits(llm: LLM, lengths: Sequence[int]) -> Limits:
+    """The sizes of an engine for sequences of these lengths, all at once.
+
+    Refuses what does not fit.
+    """
+    spec, shape, slots = llm.spec, CacheShape.of(llm.config), power_of_two(len(lengths))
+    need = [pages_for(length, spec) for length in lengths]
+    page = stored_bytes(spec, shape, 1, 0)
+    window = stored_bytes(spec, shape, 0, pages_of_window(spec))
+    padding = stored_bytes(spec, shape, 1, 1)
+    if llm.pool_tokens is not None:
+        room = llm.pool_tokens // spec.page * page
+        what = f"the pool of {llm.pool_tokens} tokens"
+        cost = [-(-length // spec.page) * page for length in lengths]  # the pool counts tokens
+    else:
+        free = free_bytes()
+        room = math.inf if free is None else 0.9 * free - padding - (slots - len(need)) * window
+        what = "the free memory" if free is None else f"{format_bytes(free)} of free memory"
+        cost = [pages * page + window for pages in need]
+    if sum(cost) > room:
+        fit = int(np.searchsorted(np.cumsum(sorted(cost)), room, side="right"))
+        raise UserError(
+            f"{len(need)} sequence(s) of up to {max(lengths)} tokens, prompt and answer, need "
+            f"{format_bytes(sum(cost))} of cache, and {what} has room for "
+            f"{format_bytes(max(room, 0))}: {fit} of them would fit; give fewer or shorter "
+            "prompts, or a smaller max_new_tokens"
+        )
+    spare = math.inf if room == math.inf else (room - sum(cost)) // page
+    pages = 1 + int(min(roomy_pool(sum(need), spec.page), sum(need) + spare))
+    exact = 1 + slots * pages_of_window(spec)
+    return _limits(llm, slots, pages, exact, max(lengths), _ROWS)
+
+
+def _limits(llm: LLM, slots: int, pages: int, exact: int, longest: int, rows: int) -> Limits:
+    return Limits(
+        slots=slots,
+        pages=pages,
+        exact_pages=exact,
+        columns=table_columns(longest, llm.spec),
+        chunks=_here(_CHUNKS),
+        rows=rows,
+        tick_tokens=_here(_TICK_TOKENS),
+    )
+
+
+def pools_bytes(llm: LLM, limits: Limits) -> int:
+    """Bytes of the pools of an engine."""
+    return stored_bytes(llm.spec, CacheShape.of(llm.config), limits.pages, limits.exact_pages)

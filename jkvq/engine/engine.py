@@ -1,0 +1,318 @@
+"""The engine: requests come at any time, run together, and end on their own.
+
+A tick (`Engine.step`) asks the scheduler what is next, launches it, and reads what the launch
+before it has drawn. On a GPU a burst of tokens is launched before those of the burst before it are
+known, so that the device has work while the host reads.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jkvq.cache.layout import table_columns
+from jkvq.engine.capacity import engine_limits, pools_bytes
+from jkvq.engine.detokenize import TextStream
+from jkvq.engine.options import Options, options_by_prompt
+from jkvq.engine.prompt import Prompt, as_batch, encode_prompt
+from jkvq.engine.runner import Runner, Start, nothing_known
+from jkvq.engine.steps import Drawn, most_steps
+from jkvq.engine.writer import Generation, Writer
+from jkvq.llm import LLM
+from jkvq.scheduling.scheduler import Chunk, Limits, Scheduler
+from jkvq.scheduling.sequence import Sequence
+from jkvq.support.arguments import flag, shown
+from jkvq.support.errors import UserError
+
+# Tokens per burst, unless a window allows fewer: while somebody watches, and else. A CPU launches
+# each of them anyway; shorter bursts leave an ended sequence's slot empty for less time.
+_WATCHED = {"cpu": 1, "gpu": 8}
+_UNWATCHED = {"cpu": 4, "gpu": 32}
+
+
+@dataclass(frozen=True)
+class Stats:
+    """What an engine holds now, and what it has done since it was made.
+
+    pages, exact_pages: in use and in all, of the packed pool and of the 16-bit pool; stored prompts
+        that nobody reads count as used.
+    """
+
+    running: int
+    waiting: int
+    pages: tuple[int, int]
+    exact_pages: tuple[int, int]
+    pool_bytes: int
+    prefilled_tokens: int
+    cached_tokens: int
+    drawn_tokens: int
+    preemptions: int
+    evictions: int
+
+
+class Handle:
+    """A request: its text as it comes, its result, and a way to end it.
+
+    Whoever waits for a handle runs the engine meanwhile, for all requests.
+    """
+
+    def __init__(self, engine: "Engine", sequence: Sequence, writer: Writer, start: Start):
+        self.engine, self.sequence, self.writer, self._start = engine, sequence, writer, start
+        self.watched = False
+
+    @property
+    def number(self) -> int:
+        """Of its arrival."""
+        return self.sequence.number
+
+    @property
+    def done(self) -> bool:
+        return self.writer.done
+
+    def __iter__(self) -> Iterator[str]:
+        """Pieces of the text, as it is written; they add up to it."""
+        self.watched = True
+        while True:
+            if text := self.writer.new_text():
+                yield text
+            if self.done:
+                return
+            self.engine.step()
+
+    def result(self) -> Generation:
+        """What came of it, when it has ended; an ``error`` is in it, not raised."""
+        while not self.done:
+            self.engine.step()
+        return self.writer.result(len(self.sequence.prompt), self.sequence.cached)
+
+    def cancel(self) -> None:
+        """Ends it with what there is; its pages are free at once."""
+        self.engine.cancel(self)
+
+    def starts(self) -> Start:
+        """How its slot begins: with what it has drawn before, if it was preempted."""
+        known = self.writer.tokens[0] if self.writer.tokens else -1
+        return self._start._replace(slot=self.sequence.slot, known=known)
+
+
+class _Launched(NamedTuple):
+    """Tokens that a launch draws: of whom in which row, in which of their runs."""
+
+    drawn: Drawn
+    rows: list[tuple[int, Handle, int]]
+
+
+class Engine:
+    """Runs requests together over one pool of pages.
+
+    Args:
+        llm: from `jkvq.load`.
+        memory: the part of the free memory that the pools may take; no more than all slots need.
+        pages: of the pool of packed pages, instead.
+        slots: sequences that run at once; by default 8 on a CPU and 64 on a GPU.
+        prefix_cache: keep stored prompts for others that begin alike.
+        prefill_rows: prompts that one program takes a chunk of. More are faster where prompts are
+            short. With 1 a text does not depend on its company to the last bit; else it does so by
+            the rounding of sums.
+    """
+
+    def __init__(
+        self,
+        llm: LLM,
+        *,
+        memory: float = 0.9,
+        pages: int | None = None,
+        slots: int | None = None,
+        prefix_cache: bool = True,
+        prefill_rows: int = 8,
+    ):
+        _require_llm(llm)
+        sizes = {"memory": memory, "pages": pages, "slots": slots, "prefill_rows": prefill_rows}
+        self._set_up(llm, engine_limits(llm, **sizes), flag("prefix_cache", prefix_cache))
+
+    @classmethod
+    def of(cls, llm: LLM, limits: Limits) -> "Engine":
+        """An engine of these sizes."""
+        _require_llm(llm)
+        engine = cls.__new__(cls)
+        engine._set_up(llm, limits, prefix_cache=True)
+        return engine
+
+    def _set_up(self, llm: LLM, limits: Limits, prefix_cache: bool) -> None:
+        self.llm = llm
+        self._scheduler = Scheduler(llm.spec, limits, prefix_cache=prefix_cache)
+        self._runner = Runner(llm, limits)
+        self._handles: dict[int, Handle] = {}  # of requests that have not ended, by their number
+        self._unread: deque[_Launched] = deque()
+        self._lock = threading.RLock()
+        self._arrived = self._prefilled = self._cached = self._drawn = 0
+        on_cpu = jax.default_backend() == "cpu"
+        self._ahead = 0 if on_cpu else 1  # bursts that run while the host reads
+        device, most = "cpu" if on_cpu else "gpu", most_steps(llm.spec)
+        self._watched, self._unwatched = (
+            min(most, steps[device]) for steps in (_WATCHED, _UNWATCHED)
+        )
+
+    @property
+    def stats(self) -> Stats:
+        with self._lock:
+            scheduler, limits = self._scheduler, self._scheduler.limits
+            return Stats(
+                running=len(scheduler.running),
+                waiting=len(scheduler.waiting),
+                pages=(scheduler.packed.used, limits.pages - 1),
+                exact_pages=(scheduler.exact.used, limits.exact_pages - 1),
+                pool_bytes=pools_bytes(self.llm, limits),
+                prefilled_tokens=self._prefilled,
+                cached_tokens=self._cached,
+                drawn_tokens=self._drawn,
+                preemptions=scheduler.preempted,
+                evictions=scheduler.prefix.evicted,
+            )
+
+    def submit(self, prompt: Prompt, options: Options | None = None, **changes: Any) -> Handle:
+        """Takes a request; it runs while somebody waits for a handle or calls `step`.
+
+        Args:
+            prompt: text, a conversation (messages with role and content) or tokens.
+            options: None is `jkvq.Options()`.
+            **changes: fields of `jkvq.Options` that take the place of theirs.
+        """
+        batch, single = as_batch(prompt)
+        if not single:
+            raise UserError(f"submit takes one prompt, not {len(batch)}: call it for each")
+        asked = options_by_prompt(options, changes, 1)[0]
+        return self.submit_tokens(encode_prompt(self.llm, batch[0], asked.chat), asked)
+
+    def submit_tokens(
+        self, tokens: list[int], options: Options, label: str | None = None
+    ) -> Handle:
+        """Takes a prompt of checked tokens, with a seed; an error calls it by ``label``."""
+        llm, stops = self.llm, stop_tokens(self.llm, options)
+        with self._lock:
+            budget = min(options.max_new_tokens, llm.config.context - len(tokens))
+            sequence = Sequence(self._arrived, tokens, budget)
+            if sequence.longest > self._scheduler.most_tokens:
+                raise UserError(
+                    f"{len(tokens)} tokens of prompt and {budget} of answer never fit the "
+                    f"engine's pool, which holds {self._scheduler.most_tokens}: shorten the "
+                    "prompt, lower max_new_tokens, or give the engine more memory"
+                )
+            stream = TextStream(llm.tokenizer, options.stop_strings)
+            label, seed = label or f"request {self._arrived}", options.sampling.seed
+            writer = Writer(stream, label, stops, seed)
+            start = Start(-1, tokens, budget, sorted(stops), options.sampling, -1)
+            handle = Handle(self, sequence, writer, start)
+            self._scheduler.submit(sequence)
+            self._handles[self._arrived] = handle
+            self._arrived += 1
+            return handle
+
+    def cancel(self, handle: Handle) -> None:
+        """Ends a request with what there is."""
+        with self._lock:
+            if not handle.done:
+                handle.writer.cancel()
+                self._end(handle)
+
+    def step(self) -> list[Handle]:
+        """A tick; returns the requests that have something new."""
+        with self._lock:
+            watched = any(handle.watched for handle in self._handles.values())
+            steps = self._watched if watched else self._unwatched
+            plan = self._scheduler.plan(steps)
+            for group in plan.groups:
+                self._prefill(group)
+            if plan.decoding:
+                self._burst([(self._handles[each.number], at) for each, at in plan.decoding], steps)
+            ahead = self._ahead if plan.decoding else 0
+            changed: list[Handle] = []
+            while len(self._unread) > ahead:
+                changed += self._read(self._unread.popleft())
+            return changed
+
+    def _prefill(self, group: list[Chunk]) -> None:
+        width = self._scheduler.width(max(chunk.end - chunk.start for chunk in group))
+        hidden = self._runner.prefill(group, width)
+        handles = [self._handles[chunk.sequence.number] for chunk in group]
+        for chunk in group:
+            self._prefilled += chunk.end - chunk.start
+            if chunk.start == chunk.sequence.cached:
+                self._cached += chunk.start
+        ends = [(row, handles[row]) for row, chunk in enumerate(group) if chunk.last]
+        if ends:
+            starts: list[Start | None] = [None] * len(group)
+            for row, handle in ends:
+                starts[row] = handle.starts()
+            drawn = self._runner.join(hidden, starts)
+            self._launch(drawn, ends)
+
+    def _burst(self, handles: list[tuple[Handle, int]], steps: int) -> None:
+        limits, tables = self._scheduler.limits, self._scheduler.tables
+        keep, known = np.zeros(limits.slots, bool), nothing_known(limits.slots)
+        longest = 0
+        for handle, first in handles:
+            sequence = handle.sequence
+            keep[sequence.slot] = True
+            longest = max(longest, sequence.granted)
+            # What was drawn in an earlier run is drawn again: no row of it ends before.
+            again = handle.writer.tokens[first : first + steps]
+            known[sequence.slot, : len(again)] = again
+        columns = min(limits.columns, table_columns(longest, self.llm.spec))
+        drawn = self._runner.burst(tables[:, :, :columns], keep, known, steps)
+        self._launch(drawn, [(handle.sequence.slot, handle) for handle, _ in handles])
+
+    def _launch(self, drawn: Drawn, rows: list[tuple[int, Handle]]) -> None:
+        """Notes a launch, to be read later."""
+        rows_of_runs = [(row, handle, handle.sequence.run) for row, handle in rows]
+        self._unread.append(_Launched(drawn, rows_of_runs))
+
+    def _read(self, launched: _Launched) -> Iterator[Handle]:
+        """Takes what a launch has drawn, and ends the requests that have ended by it."""
+        host: Drawn = jax.device_get(launched.drawn)
+        for row, handle, run in launched.rows:
+            sequence, writer = handle.sequence, handle.writer
+            if handle.done or sequence.run != run:  # ended or preempted since
+                continue
+            count, again = int(host.count[row]), len(writer.tokens) - sequence.read
+            self._scheduler.advance(sequence, count)
+            ended, failed = not host.active[row], bool(host.failed[row])
+            if again >= count and not ended:
+                continue  # all of these were read in an earlier run
+            self._drawn += count - again
+            new = slice(max(again, 0), count)
+            try:
+                writer.take(
+                    *(host.tokens[row, new].tolist(), host.logprobs[row, new].tolist()),
+                    ended=ended,
+                    failed=failed,
+                )
+            except Exception as error:  # of the tokenizer: nobody else's affair
+                writer.fail(f"the text of request {handle.number} cannot be written: {error}")
+            if handle.done:
+                self._end(handle)
+            yield handle
+
+    def _end(self, handle: Handle) -> None:
+        self._scheduler.end(handle.sequence)
+        del self._handles[handle.number]
+
+
+def _require_llm(llm: Any) -> None:
+    if not isinstance(llm, LLM):
+        raise UserError(f"{shown(llm)} cannot generate: give what jkvq.load returns")
+
+
+def stop_tokens(llm: LLM, options: Options) -> frozenset[int]:
+    """The tokens that end a text, the model's own among them."""
+    for token in options.stop_tokens:
+        if token >= llm.config.vocab:
+            raise UserError(
+                f"stop_tokens: token {token} is outside the vocabulary of {llm.config.vocab} tokens"
+            )
+    own = frozenset() if options.ignore_eos else llm.tokenizer.stop_tokens
+    return frozenset({*options.stop_tokens, *own})

@@ -1,0 +1,1 @@
+"""Who runs when, and in which pages: plain Python over numbers of pages, without a device."""

@@ -1,0 +1,123 @@
+"""Stored prompts that others may begin with: chunks by their tokens, least recently used out first.
+
+A chunk's keys and values depend on it and on all before it, for prompts are cut at the same places
+in whatever company. So a chunk is named by all tokens up to its end, and whoever begins with those
+reads its pages instead of making them again. With 16-bit windows the end of a chunk has a *tail*:
+the 16-bit pages that a reader there still needs. They are kept beside the packed pages, and are the
+first to go.
+"""
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from jkvq.scheduling.page_pool import PagePool
+
+
+@dataclass(eq=False)
+class Entry:
+    """A chunk: the pages that it adds to those of its parent, by their numbers in a sequence."""
+
+    name: bytes
+    parent: "Entry | None"
+    packed: Mapping[int, int]
+    exact: Mapping[int, int] | None  # all that a reader needs there; None when they are gone
+    children: int = field(default=0)
+
+
+class PrefixCache:
+    """Owns pages of both pools for chunks that nobody may be reading now."""
+
+    def __init__(self, packed: PagePool, exact: PagePool):
+        self._packed, self._exact = packed, exact
+        self._entries: OrderedDict[bytes, Entry] = OrderedDict()  # the oldest first
+        self._tails: OrderedDict[bytes, Entry] = OrderedDict()
+        self.evicted = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def find(self, names: Sequence[bytes]) -> list[Entry]:
+        """The longest chain of these chunks that a prompt can go on from; counts as a use."""
+        chain = []
+        for name in names:
+            if name not in self._entries:
+                break
+            chain.append(self._entries[name])
+        while chain and chain[-1].exact is None:
+            chain.pop()
+        for entry in reversed(chain):  # so that a chunk is never older than those after it
+            self._entries.move_to_end(entry.name)
+        if chain:
+            self._tails.move_to_end(chain[-1].name)
+        return chain
+
+    def add(
+        self, names: Sequence[bytes], packed: Mapping[int, int], exact: Mapping[int, int]
+    ) -> None:
+        """Keeps the last of these chunks, of whose pages all are given; its parents are kept."""
+        name = names[-1]
+        known = self._entries.get(name)
+        if known is not None:
+            if known.exact is None:
+                self._keep_tail(known, exact)
+            return
+        parent = self._entries.get(names[-2]) if len(names) > 1 else None
+        if len(names) > 1 and parent is None:
+            return  # evicted meanwhile: nobody would find this one
+        held, above = set(), parent
+        while above is not None:
+            held.update(above.packed)
+            above = above.parent
+        own = {number: page for number, page in packed.items() if number not in held}
+        entry = Entry(name, parent, own, None)
+        self._packed.hold(own.values())
+        self._entries[name] = entry
+        if parent is not None:
+            parent.children += 1
+        for each in reversed([self._entries[name] for name in names]):
+            self._entries.move_to_end(each.name)
+        self._keep_tail(entry, exact)
+
+    def _keep_tail(self, entry: Entry, exact: Mapping[int, int]) -> None:
+        entry.exact = dict(exact)
+        self._exact.hold(entry.exact.values())
+        self._tails[entry.name] = entry
+
+    def make_room(self, pages: int) -> bool:
+        """Lets go of chunks until so many packed pages are free, if that is possible."""
+        for name in list(self._entries):
+            if self._packed.free >= pages:
+                break
+            entry = self._entries[name]
+            in_use = all(self._packed.owners(page) > 1 for page in entry.packed.values())
+            if not entry.children and not (in_use and entry.packed):
+                self._evict(entry)
+        return self._packed.free >= pages
+
+    def make_exact_room(self, pages: int) -> bool:
+        """Lets go of tails until so many 16-bit pages are free, if that is possible."""
+        for entry in list(self._tails.values()):
+            if self._exact.free >= pages:
+                break
+            self._drop_tail(entry)
+        return self._exact.free >= pages
+
+    def clear(self) -> None:
+        """Lets go of everything."""
+        for entry in list(self._entries.values()):
+            self._evict(entry)
+
+    def _evict(self, entry: Entry) -> None:
+        self._drop_tail(entry)
+        self._packed.drop(entry.packed.values())
+        del self._entries[entry.name]
+        if entry.parent is not None:
+            entry.parent.children -= 1
+        self.evicted += 1
+
+    def _drop_tail(self, entry: Entry) -> None:
+        if entry.exact is not None:
+            self._exact.drop(entry.exact.values())
+            entry.exact = None
+            del self._tails[entry.name]

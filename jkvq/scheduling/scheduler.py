@@ -1,0 +1,292 @@
+"""Which sequences run, what each of them does next, and in which pages: the ticks of an engine.
+
+A tick is some chunks of prompts, within a budget of tokens, and a burst of decode steps. Pages are
+granted before a burst is launched, for all that it may draw; a burst never asks for one. Where the
+pool is short, stored prompts that nobody reads go first, then the youngest sequence, which begins
+again later. Sequences come in the order of their arrival: the oldest always goes on, so all end.
+"""
+
+import bisect
+import heapq
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Int
+
+from jkvq.cache.layout import first_page, pages_for
+from jkvq.cache.sizes import PADDING_PAGE
+from jkvq.cache.specs.spec import CacheSpec
+from jkvq.scheduling.page_pool import PagePool
+from jkvq.scheduling.prefix_cache import PrefixCache
+from jkvq.scheduling.sequence import Sequence, chunk_names
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The sizes of an engine.
+
+    slots: sequences that run at once.
+    pages, exact_pages: of the two pools, the page that takes padding among them.
+    columns: of a block table: pages of the longest sequence.
+    chunks: tokens of a prompt that are stored at once, the widths that there are programs for;
+        prompts are cut at multiples of the largest.
+    rows: prompts that one program takes a chunk of.
+    tick_tokens: prompt tokens between two bursts, at most, unless a single chunk is longer.
+    """
+
+    slots: int
+    pages: int
+    exact_pages: int
+    columns: int
+    chunks: tuple[int, ...]
+    rows: int
+    tick_tokens: int
+
+
+class Chunk(NamedTuple):
+    """Tokens ``start`` to ``end`` of a prompt, to be stored now, and the pages by which."""
+
+    sequence: Sequence
+    start: int
+    end: int
+    tables: Int[np.ndarray, "2 M"]  # packed pages, 16-bit pages
+
+    @property
+    def last(self) -> bool:
+        return self.end == len(self.sequence.prompt)
+
+
+class Plan(NamedTuple):
+    """What to launch in a tick: chunks by the program that runs them together, then a burst."""
+
+    groups: list[list[Chunk]]
+    decoding: list[tuple[Sequence, int]]  # and how many tokens have been drawn before, at most
+
+
+class Scheduler:
+    """Sequences that wait and run, and their pages."""
+
+    def __init__(self, spec: CacheSpec, limits: Limits, *, prefix_cache: bool = True):
+        self._spec, self.limits = spec, limits
+        self.packed, self.exact = PagePool(limits.pages), PagePool(limits.exact_pages)
+        self.prefix = PrefixCache(self.packed, self.exact)
+        self._keeps = prefix_cache
+        self.waiting: list[Sequence] = []  # the oldest first
+        self.running: list[Sequence] = []
+        self._slots = list(range(limits.slots))
+        # The pages of each slot's sequence, by their numbers in it: of one pool and the other
+        self.tables = np.full((2, limits.slots, limits.columns), PADDING_PAGE, np.int32)
+        self.preempted = 0
+
+    @property
+    def most_tokens(self) -> int:
+        """Tokens of the longest sequence that the pool can ever hold."""
+        spec, pages = self._spec, self.limits.pages - 1
+        if spec.windowed and not spec.exact_layers:
+            return spec.sink + spec.recent + (pages + 1) * spec.page - 1
+        return pages * spec.page
+
+    def submit(self, sequence: Sequence) -> None:
+        """Lets a sequence wait for its turn; it must be one that can fit."""
+        if sequence.longest > self.most_tokens:
+            raise ValueError(f"{sequence.longest} tokens do not fit {self.most_tokens}")
+        if self._keeps:
+            sequence.chunks = chunk_names(sequence.prompt, self.limits.chunks[-1])
+        bisect.insort(self.waiting, sequence, key=lambda each: each.number)
+
+    def end(self, sequence: Sequence) -> None:
+        """Takes a sequence out, wherever it is; its pages are free for what is launched next."""
+        if sequence.state == "waiting":
+            self.waiting.remove(sequence)
+        elif sequence.state != "ended":
+            self._leave(sequence)
+        sequence.state = "ended"
+
+    def advance(self, sequence: Sequence, drawn: int) -> None:
+        """Notes that so many more tokens were drawn, and lets go of pages that nobody reads now."""
+        sequence.read += drawn
+        if self._spec.windowed:
+            behind = self._first_exact(sequence.least)
+            sinks = self._spec.sink_pages
+            self._drop_exact(sequence, [n for n in sequence.exact if sinks <= n < behind])
+
+    def plan(self, steps: int) -> Plan:
+        """The next tick, with a burst of up to ``steps`` tokens."""
+        self._reserve(steps)
+        self._admit(steps)
+        groups = list(self._cut(steps))
+        decoding = [(each, each.launched) for each in self.running if _goes_on(each)]
+        for sequence, _ in decoding:
+            sequence.launched = min(sequence.budget, sequence.launched + steps)
+        return Plan(groups, decoding)
+
+    def _reserve(self, steps: int) -> None:
+        """Grants pages for a burst, to the oldest first."""
+        for sequence in self.running.copy():
+            if not _goes_on(sequence):  # or preempted for an older one
+                continue
+            end = min(sequence.longest, len(sequence.prompt) + sequence.launched - 1 + steps)
+            if end > sequence.granted and not self._grant(sequence, end):
+                self._preempt(sequence)
+
+    def _grant(self, sequence: Sequence, end: int) -> bool:
+        """Pages for ``end`` tokens, and for the rest of the last page."""
+        end = self._to_page_end(sequence, end)
+        missing = pages_for(end, self._spec) - len(sequence.packed)
+        if not self._make_room(missing, sequence):
+            return False
+        self._take_packed(sequence, missing)
+        if sequence.state == "decode":
+            self._take_exact(sequence, sequence.least, end)
+        sequence.granted = end
+        return True
+
+    def _to_page_end(self, sequence: Sequence, tokens: int) -> int:
+        return min(sequence.longest, -(-tokens // self._spec.page) * self._spec.page)
+
+    def _make_room(self, pages: int, sequence: Sequence) -> bool:
+        """Frees packed pages, by preempting sequences younger than this one if need be."""
+        while pages > self.packed.free and not self.prefix.make_room(pages):
+            youngest = self.running[-1]
+            if youngest.number <= sequence.number:
+                return False
+            self._preempt(youngest)
+        return True
+
+    def _take_packed(self, sequence: Sequence, count: int) -> None:
+        taken = self.packed.take(max(count, 0))
+        first = first_page(self._spec) + len(sequence.packed)
+        self.tables[0, sequence.slot, first : first + len(taken)] = taken
+        sequence.packed.extend(taken)
+
+    def _first_exact(self, tokens: int) -> int:
+        """The first page behind the sink that is read in 16 bits with so many tokens stored."""
+        return (self._spec.sink + self._spec.packed(tokens)) // self._spec.page
+
+    def _exact_numbers(self, stored: int, end: int) -> list[int]:
+        """Pages of a sequence that must be in 16 bits while it grows."""
+        if not self._spec.windowed:
+            return []
+        last = -(-end // self._spec.page)
+        sink = range(min(self._spec.sink_pages, last))
+        return [*sink, *range(self._first_exact(stored), last)]
+
+    def _take_exact(self, sequence: Sequence, stored: int, end: int) -> None:
+        numbers = [n for n in self._exact_numbers(stored, end) if n not in sequence.exact]
+        self.prefix.make_exact_room(len(numbers))  # there is a window for every slot
+        taken = self.exact.take(len(numbers))
+        self.tables[1, sequence.slot, numbers] = taken
+        sequence.exact.update(zip(numbers, taken, strict=True))
+
+    def _drop_exact(self, sequence: Sequence, numbers: list[int]) -> None:
+        if numbers:
+            self.exact.drop(sequence.exact.pop(number) for number in numbers)
+            self.tables[1, sequence.slot, numbers] = PADDING_PAGE
+
+    def _admit(self, steps: int) -> None:
+        """Lets the oldest waiting sequences run while there are slots and pages for them."""
+        while self.waiting and self._slots:
+            sequence = self.waiting[0]
+            # Some of the prompt must be left to run: the next token is drawn from its last one.
+            whole = (len(sequence.prompt) - 1) // self.limits.chunks[-1]
+            names = sequence.chunks[:whole]
+            chain = self.prefix.find(names)
+            if len(chain) < len(names) and self._is_coming(names[len(chain)]):
+                return  # soon it need not be computed again
+            shared = [page for entry in chain for page in entry.packed.values()]
+            tail = dict(chain[-1].exact or {}) if chain else {}
+            self.packed.hold(shared)
+            self.exact.hold(tail.values())
+            end = self._to_page_end(sequence, len(sequence.prompt) + steps)
+            need = pages_for(end, self._spec) - len(shared)
+            # A page for each that runs: who comes shall not be sent away at the next burst.
+            if not self.prefix.make_room(need + len(self.running)):
+                self.packed.drop(shared)
+                self.exact.drop(tail.values())
+                return
+            self.waiting.pop(0)
+            self._start(sequence, shared, tail, len(chain) * self.limits.chunks[-1])
+            self._grant(sequence, end)
+
+    def _is_coming(self, name: bytes) -> bool:
+        """Whether a chunk is about to be stored for another sequence."""
+        size = self.limits.chunks[-1]
+        return any(
+            name in each.chunks[each.stored // size :]
+            for each in self.running
+            if each.state == "prefill"
+        )
+
+    def _start(self, sequence: Sequence, shared: list[int], tail: dict[int, int], stored: int):
+        sequence.state, sequence.slot = "prefill", heapq.heappop(self._slots)
+        sequence.stored = sequence.cached = stored
+        sequence.packed, sequence.exact = shared, tail
+        first = first_page(self._spec)
+        self.tables[0, sequence.slot, first : first + len(shared)] = shared
+        self.tables[1, sequence.slot, list(tail)] = list(tail.values())
+        bisect.insort(self.running, sequence, key=lambda each: each.number)
+
+    def _cut(self, steps: int) -> Iterator[list[Chunk]]:
+        """Chunks of prompts, those together that have about the same length; the oldest first."""
+        spent = 0
+        while spent < self.limits.tick_tokens:
+            prompts = [each for each in self.running if each.state == "prefill"]
+            if not prompts:
+                return
+            width = self.width(self._next(prompts[0]))
+            rows = min(self.limits.rows, max(1, (self.limits.tick_tokens - spent) // width))
+            alike = [each for each in prompts if self.width(self._next(each)) == width][:rows]
+            yield [self._chunk(each, steps) for each in alike]
+            spent += width * len(alike)
+
+    def _next(self, sequence: Sequence) -> int:
+        """Tokens of the next chunk."""
+        return min(len(sequence.prompt) - sequence.stored, self.limits.chunks[-1])
+
+    def width(self, tokens: int) -> int:
+        """The width of the program for so many tokens."""
+        return next(width for width in self.limits.chunks if width >= tokens)
+
+    def _chunk(self, sequence: Sequence, steps: int) -> Chunk:
+        start, end = sequence.stored, sequence.stored + self._next(sequence)
+        sequence.stored = end
+        last = end == len(sequence.prompt)
+        # Pages that the chunk reads and nobody after it: it reads them before it writes any.
+        needed = set(self._exact_numbers(end, end))
+        past = {number: page for number, page in sequence.exact.items() if number not in needed}
+        self._drop_exact(sequence, list(past))
+        self._take_exact(sequence, end, sequence.granted if last else end)
+        tables = self.tables[:, sequence.slot].copy()
+        tables[1, list(past)] = list(past.values())
+        if self._keeps and end % self.limits.chunks[-1] == 0:
+            self._keep(sequence, end)
+        if last:
+            sequence.state, sequence.launched = "decode", 1
+        return Chunk(sequence, start, end, tables)
+
+    def _keep(self, sequence: Sequence, end: int) -> None:
+        """Lets others begin with what is stored of a prompt."""
+        first, names = first_page(self._spec), sequence.chunks[: end // self.limits.chunks[-1]]
+        packed = dict(enumerate(sequence.packed[: pages_for(end, self._spec)], first))
+        exact = {number: sequence.exact[number] for number in self._exact_numbers(end, end)}
+        self.prefix.add(names, packed, exact)
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self._leave(sequence)
+        sequence.restart()
+        self.preempted += 1
+        bisect.insort(self.waiting, sequence, key=lambda each: each.number)
+
+    def _leave(self, sequence: Sequence) -> None:
+        self.running.remove(sequence)
+        self.packed.drop(sequence.packed)
+        self.exact.drop(sequence.exact.values())
+        self.tables[:, sequence.slot] = PADDING_PAGE
+        heapq.heappush(self._slots, sequence.slot)
+
+
+def _goes_on(sequence: Sequence) -> bool:
+    """Whether a burst may draw tokens of it."""
+    return sequence.state == "decode" and sequence.launched < sequence.budget

@@ -1,0 +1,34 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jkvq.cache.sizes import PADDING_PAGE
+from jkvq.scheduling.page_pool import PagePool
+
+
+@given(st.integers(1, 40), st.lists(st.tuples(st.sampled_from("thd"), st.integers(0, 8))))
+def test_pages_are_free_when_their_last_owner_drops_them(size, requests):
+    pool, holdings = PagePool(size), []
+    for kind, number in requests:
+        if kind == "t" and number > pool.free:
+            with pytest.raises(ValueError, match=f"{number} pages .* {pool.free} are free"):
+                pool.take(number)
+        elif kind == "t":
+            holdings.append(pool.take(number))
+        elif holdings and kind == "h":
+            pool.hold(holdings[number % len(holdings)])
+            holdings.append(holdings[number % len(holdings)])
+        elif holdings:
+            pool.drop(holdings.pop(number % len(holdings)))
+        held = [page for pages in holdings for page in pages]
+        assert all(PADDING_PAGE < page < size for page in held)
+        assert all(pool.owners(page) == held.count(page) for page in range(size))
+        assert pool.free == size - 1 - len(set(held)) == size - 1 - pool.used
+
+
+def test_a_page_that_nobody_has_cannot_be_dropped():
+    pool = PagePool(4)
+    pages = pool.take(2)
+    pool.drop(pages)
+    with pytest.raises(KeyError):
+        pool.drop(pages)
