@@ -1,0 +1,127 @@
+"""The engine and its scheduler under anything that may happen, on a device made of dictionaries."""
+
+import functools
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from jkvq.cache.layout import pages_of_window
+from jkvq.engine import engine as engine_module
+from jkvq.engine.engine import Engine, Handle
+from jkvq.engine.options import Options
+from jkvq.scheduling.scheduler import Limits
+from tests.engine.fake_runner import FakeRunner, expected_text
+from tests.tiny import EOS, tiny_llm
+
+CACHES = [
+    "int4,page=8",
+    "int4,page=8,sink=8,recent=8",
+    "int4,page=8,recent=16",
+    "int4,page=8,sink=8,recent=8,exact_layers=0",
+]
+PREFIXES = [list(np.random.default_rng(n).integers(0, EOS, 70).tolist()) for n in range(2)]
+
+
+_llm = functools.cache(tiny_llm)
+
+
+def fake_engine(cache: str, *, slots: int, pages: int, tails: int, ahead: int, keeps: bool = True):
+    """An engine over a fake device."""
+    llm = _llm(cache)
+    windows = slots * pages_of_window(llm.spec) + tails
+    limits = Limits(slots, 1 + pages, 1 + windows, 16, (4, 8, 16), rows=3, tick_tokens=24)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine_module, "Runner", lambda llm, limits: FakeRunner(llm.spec, limits))
+        engine = Engine.__new__(Engine)
+        engine._set_up(llm, limits, keeps)
+    engine._ahead = ahead
+    engine._watched, engine._unwatched = 2, min(engine._unwatched, 4)
+    return engine
+
+
+class Requests(RuleBasedStateMachine):
+    """Requests that come, are watched, are cancelled, and share the pages of a small pool."""
+
+    @initialize(
+        cache=st.sampled_from(CACHES),
+        slots=st.integers(1, 4),
+        pages=st.integers(16, 28),
+        tails=st.integers(0, 3),
+        ahead=st.integers(0, 1),
+        keeps=st.booleans(),
+    )
+    def start(self, cache, slots, pages, tails, ahead, keeps):
+        sizes = {"slots": slots, "pages": pages, "tails": tails, "ahead": ahead, "keeps": keeps}
+        self.engine = fake_engine(cache, **sizes)
+        self.handles: list[tuple[Handle, list[int], int]] = []
+
+    @rule(
+        prefix=st.integers(0, 1),
+        shared=st.integers(0, 70),
+        own=st.lists(st.integers(0, EOS - 1), min_size=1, max_size=12),
+        budget=st.integers(1, 45),
+    )
+    def submit(self, prefix, shared, own, budget):
+        prompt = PREFIXES[prefix][:shared] + own
+        options = Options(max_new_tokens=budget, seed=0)
+        self.handles.append((self.engine.submit_tokens(prompt, options), prompt, budget))
+
+    @rule()
+    def tick(self):
+        if hasattr(self, "engine"):
+            self.engine.step()
+
+    @rule(which=st.integers(0, 100))
+    def cancel(self, which):
+        if self.handles:
+            self.handles[which % len(self.handles)][0].cancel()
+
+    @rule(which=st.integers(0, 100))
+    def watch(self, which):
+        if self.handles:
+            self.handles[which % len(self.handles)][0].watched = True
+
+    @invariant()
+    def pages_have_the_owners_that_hold_them(self):
+        if not hasattr(self, "engine"):
+            return
+        scheduler = self.engine._scheduler
+        entries = list(scheduler.prefix._entries.values())
+        for pool, held in (
+            (scheduler.packed, [each.packed for each in scheduler.running]),
+            (scheduler.exact, [list(each.exact.values()) for each in scheduler.running]),
+        ):
+            kept = [
+                entry.packed.values() if pool is scheduler.packed else (entry.exact or {}).values()
+                for entry in entries
+            ]
+            owners = Counter(page for pages in (*held, *kept) for page in pages)
+            assert {page: pool.owners(page) for page in range(pool.pages)} == {
+                page: owners[page] for page in range(pool.pages)
+            }
+            assert pool.free + len(owners) == pool.pages - 1
+
+    def teardown(self):
+        if not hasattr(self, "engine"):
+            return
+        for handle, prompt, budget in self.handles:
+            result = handle.result()
+            text = expected_text(prompt, budget)
+            if result.finish_reason == "cancelled":
+                assert result.tokens == text[: len(result.tokens)]
+            else:
+                assert result.tokens == text
+        self.pages_have_the_owners_that_hold_them()
+        scheduler = self.engine._scheduler
+        assert not scheduler.running and not scheduler.waiting
+        scheduler.prefix.clear()
+        assert scheduler.packed.used == scheduler.exact.used == 0
+        assert (scheduler.tables == 0).all()
+
+
+Requests.TestCase.settings = settings(max_examples=100, stateful_step_count=100, deadline=None)
+TestRequests = Requests.TestCase
