@@ -21,14 +21,11 @@ class PagePool:
     def used(self) -> int:
         return len(self._owners)
 
-    def take(self, count: int) -> list[int]:
-        """Pages that nobody has; who asks has made sure that there are enough."""
-        if count > self.free:
-            raise ValueError(f"{count} pages were asked for and {self.free} are free")
-        taken = [self._free.pop() for _ in range(count)]
-        for page in taken:
-            self._owners[page] = 1
-        return taken
+    def take(self) -> int:
+        """A page that nobody has; who asks has made sure that there is one."""
+        page = self._free.pop()
+        self._owners[page] = 1
+        return page
 
     def hold(self, pages: Iterable[int]) -> None:
         """One more owner of pages that are in use."""
@@ -38,11 +35,15 @@ class PagePool:
     def drop(self, pages: Iterable[int]) -> None:
         """One owner less."""
         for page in pages:
-            if self._owners[page] == 1:
-                del self._owners[page]
-                self._free.append(page)
-            else:
-                self._owners[page] -= 1
+            self.drop_one(page)
+
+    def drop_one(self, page: int) -> None:
+        """The same for one page."""
+        if self._owners[page] == 1:
+            del self._owners[page]
+            self._free.append(page)
+        else:
+            self._owners[page] -= 1
 
     def owners(self, page: int) -> int:
         return self._owners.get(page, 0)

@@ -97,10 +97,8 @@ class PrefixCache:
 
     def make_exact_room(self, pages: int) -> bool:
         """Lets go of tails until so many 16-bit pages are free, if that is possible."""
-        for entry in list(self._tails.values()):
-            if self._exact.free >= pages:
-                break
-            self._drop_tail(entry)
+        while self._exact.free < pages and self._tails:
+            self._drop_tail(next(iter(self._tails.values())))
         return self._exact.free >= pages
 
     def clear(self) -> None:

@@ -8,14 +8,14 @@ again later. Sequences come in the order of their arrival: the oldest always goe
 
 import bisect
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Int
 
-from jkvq.cache.layout import first_page, pages_for
+from jkvq.cache.layout import first_page
 from jkvq.cache.sizes import PADDING_PAGE
 from jkvq.cache.specs.spec import CacheSpec
 from jkvq.scheduling.page_pool import PagePool
@@ -70,6 +70,8 @@ class Scheduler:
 
     def __init__(self, spec: CacheSpec, limits: Limits, *, prefix_cache: bool = True):
         self._spec, self.limits = spec, limits
+        self._page, self._windowed, self._first = spec.page, spec.windowed, first_page(spec)
+        self._keeps_all = not spec.windowed or bool(spec.exact_layers)
         self.packed, self.exact = PagePool(limits.pages), PagePool(limits.exact_pages)
         self.prefix = PrefixCache(self.packed, self.exact)
         self._keeps = prefix_cache
@@ -107,10 +109,10 @@ class Scheduler:
     def advance(self, sequence: Sequence, drawn: int) -> None:
         """Notes that so many more tokens were drawn, and lets go of pages that nobody reads now."""
         sequence.read += drawn
-        if self._spec.windowed:
-            behind = self._first_exact(sequence.least)
-            sinks = self._spec.sink_pages
+        if self._windowed and (stored := sequence.least) >= sequence.drops_at:
+            behind, sinks = self._first_exact(stored), self._spec.sink_pages
             self._drop_exact(sequence, [n for n in sequence.exact if sinks <= n < behind])
+            sequence.drops_at = (behind + 1) * self._page + self._spec.recent
 
     def plan(self, steps: int) -> Plan:
         """The next tick, with a burst of up to ``steps`` tokens."""
@@ -125,26 +127,35 @@ class Scheduler:
     def _reserve(self, steps: int) -> None:
         """Grants pages for a burst, to the oldest first."""
         for sequence in self.running.copy():
-            if not _goes_on(sequence):  # or preempted for an older one
-                continue
-            end = min(sequence.longest, len(sequence.prompt) + sequence.launched - 1 + steps)
-            if end > sequence.granted and not self._grant(sequence, end):
-                self._preempt(sequence)
+            # Others than those that go on may have been preempted for an older one.
+            if sequence.granted < sequence.longest and _goes_on(sequence):
+                end = len(sequence.prompt) + sequence.launched - 1 + steps
+                if end > sequence.granted and not self._grant(sequence, end):
+                    self._preempt(sequence)
 
     def _grant(self, sequence: Sequence, end: int) -> bool:
         """Pages for ``end`` tokens, and for the rest of the last page."""
         end = self._to_page_end(sequence, end)
-        missing = pages_for(end, self._spec) - len(sequence.packed)
-        if not self._make_room(missing, sequence):
+        missing = self._pages(end) - len(sequence.packed)
+        if missing > self.packed.free and not self._make_room(missing, sequence):
             return False
-        self._take_packed(sequence, missing)
+        table = self.tables[0, sequence.slot]
+        for _ in range(missing):
+            table[self._first + len(sequence.packed)] = page = self.packed.take()
+            sequence.packed.append(page)
         if sequence.state == "decode":
-            self._take_exact(sequence, sequence.least, end)
+            self._take_exact(sequence, range(sequence.exact_end, -(-end // self._page)))
         sequence.granted = end
         return True
 
+    def _pages(self, tokens: int) -> int:
+        """Packed pages for so many tokens; often asked."""
+        if self._keeps_all:
+            return -(-tokens // self._page)
+        return max(0, tokens - self._spec.sink - self._spec.recent) // self._page
+
     def _to_page_end(self, sequence: Sequence, tokens: int) -> int:
-        return min(sequence.longest, -(-tokens // self._spec.page) * self._spec.page)
+        return min(sequence.longest, -(-tokens // self._page) * self._page)
 
     def _make_room(self, pages: int, sequence: Sequence) -> bool:
         """Frees packed pages, by preempting sequences younger than this one if need be."""
@@ -155,35 +166,33 @@ class Scheduler:
             self._preempt(youngest)
         return True
 
-    def _take_packed(self, sequence: Sequence, count: int) -> None:
-        taken = self.packed.take(max(count, 0))
-        first = first_page(self._spec) + len(sequence.packed)
-        self.tables[0, sequence.slot, first : first + len(taken)] = taken
-        sequence.packed.extend(taken)
-
     def _first_exact(self, tokens: int) -> int:
         """The first page behind the sink that is read in 16 bits with so many tokens stored."""
-        return (self._spec.sink + self._spec.packed(tokens)) // self._spec.page
+        return (self._spec.sink + self._spec.packed(tokens)) // self._page
 
     def _exact_numbers(self, stored: int, end: int) -> list[int]:
         """Pages of a sequence that must be in 16 bits while it grows."""
-        if not self._spec.windowed:
+        if not self._windowed:
             return []
-        last = -(-end // self._spec.page)
+        last = -(-end // self._page)
         sink = range(min(self._spec.sink_pages, last))
         return [*sink, *range(self._first_exact(stored), last)]
 
-    def _take_exact(self, sequence: Sequence, stored: int, end: int) -> None:
-        numbers = [n for n in self._exact_numbers(stored, end) if n not in sequence.exact]
-        self.prefix.make_exact_room(len(numbers))  # there is a window for every slot
-        taken = self.exact.take(len(numbers))
-        self.tables[1, sequence.slot, numbers] = taken
-        sequence.exact.update(zip(numbers, taken, strict=True))
+    def _take_exact(self, sequence: Sequence, numbers: Iterable[int]) -> None:
+        """16-bit pages for these pages of a sequence, where it has none."""
+        table = self.tables[1, sequence.slot]
+        for number in numbers if self._windowed else ():
+            if number not in sequence.exact:
+                if not self.exact.free:
+                    self.prefix.make_exact_room(1)  # there is a window for every slot
+                table[number] = sequence.exact[number] = self.exact.take()
+            sequence.exact_end = number + 1
 
-    def _drop_exact(self, sequence: Sequence, numbers: list[int]) -> None:
-        if numbers:
-            self.exact.drop(sequence.exact.pop(number) for number in numbers)
-            self.tables[1, sequence.slot, numbers] = PADDING_PAGE
+    def _drop_exact(self, sequence: Sequence, numbers: Iterable[int]) -> None:
+        table = self.tables[1, sequence.slot]
+        for number in numbers:
+            self.exact.drop_one(sequence.exact.pop(number))
+            table[number] = PADDING_PAGE
 
     def _admit(self, steps: int) -> None:
         """Lets the oldest waiting sequences run while there are slots and pages for them."""
@@ -200,7 +209,7 @@ class Scheduler:
             self.packed.hold(shared)
             self.exact.hold(tail.values())
             end = self._to_page_end(sequence, len(sequence.prompt) + steps)
-            need = pages_for(end, self._spec) - len(shared)
+            need = self._pages(end) - len(shared)
             # A page for each that runs: who comes shall not be sent away at the next burst.
             if not self.prefix.make_room(need + len(self.running)):
                 self.packed.drop(shared)
@@ -223,7 +232,7 @@ class Scheduler:
         sequence.state, sequence.slot = "prefill", heapq.heappop(self._slots)
         sequence.stored = sequence.cached = stored
         sequence.packed, sequence.exact = shared, tail
-        first = first_page(self._spec)
+        first = self._first
         self.tables[0, sequence.slot, first : first + len(shared)] = shared
         self.tables[1, sequence.slot, list(tail)] = list(tail.values())
         bisect.insort(self.running, sequence, key=lambda each: each.number)
@@ -257,7 +266,7 @@ class Scheduler:
         needed = set(self._exact_numbers(end, end))
         past = {number: page for number, page in sequence.exact.items() if number not in needed}
         self._drop_exact(sequence, list(past))
-        self._take_exact(sequence, end, sequence.granted if last else end)
+        self._take_exact(sequence, self._exact_numbers(end, sequence.granted if last else end))
         tables = self.tables[:, sequence.slot].copy()
         tables[1, list(past)] = list(past.values())
         if self._keeps and end % self.limits.chunks[-1] == 0:
@@ -268,8 +277,8 @@ class Scheduler:
 
     def _keep(self, sequence: Sequence, end: int) -> None:
         """Lets others begin with what is stored of a prompt."""
-        first, names = first_page(self._spec), sequence.chunks[: end // self.limits.chunks[-1]]
-        packed = dict(enumerate(sequence.packed[: pages_for(end, self._spec)], first))
+        names = sequence.chunks[: end // self.limits.chunks[-1]]
+        packed = dict(enumerate(sequence.packed[: self._pages(end)], self._first))
         exact = {number: sequence.exact[number] for number in self._exact_numbers(end, end)}
         self.prefix.add(names, packed, exact)
 

@@ -20,6 +20,7 @@ class Sequence:
         self.number = number  # of its arrival: the smaller, the older
         self.prompt = prompt
         self.budget = budget  # tokens to draw at most
+        self.longest = len(prompt) + budget - 1  # tokens stored in the end: the last never is
         self.state: State = "waiting"
         self.run = 0
         self.slot = -1
@@ -32,19 +33,16 @@ class Sequence:
         self.read = 0  # tokens drawn in this run, as far as the host has read
         self.launched = 0  # the same when all that is launched has run, at most
         self.granted = 0  # tokens that there are pages for
+        self.drops_at = 0  # tokens stored when a 16-bit page is next let go of
         self.packed: list[int] = []  # its pages in the pool of packed ones, in their order
         self.exact: dict[int, int] = {}  # those in the other pool, by their number
+        self.exact_end = 0  # the number behind the last of them
 
     def restart(self) -> None:
         """Back to where nothing is stored."""
         self.run += 1
         self.state, self.slot = "waiting", -1
         self._begin()
-
-    @property
-    def longest(self) -> int:
-        """Tokens stored when all are drawn: the last one never is."""
-        return len(self.prompt) + self.budget - 1
 
     @property
     def least(self) -> int:
