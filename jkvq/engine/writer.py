@@ -116,9 +116,8 @@ class Writer:
             self._new += self._stream.take()
 
     def fail(self, error: str) -> None:
-        """Ends it with an error."""
-        self._reason, self._error = "error", error
-        self._end()
+        """Ends it with an error, and the text that was certain before."""
+        self._reason, self._error, self.done = "error", error, True
 
     def cancel(self) -> None:
         """Ends it with what there is."""

@@ -1,0 +1,129 @@
+"""Times an engine in steady state on this GPU against bare bursts of the same shape.
+
+    python -m scripts.bench_engine --cache jkvq-int4 --slots 64 --tokens 8192
+
+Random bfloat16 weights in the shape of Qwen3-8B; every sequence has a prompt of its own. Afterwards
+some requests leave and others come, and nothing shall be compiled for them.
+"""
+
+import argparse
+import dataclasses
+import json
+import time
+from pathlib import Path
+
+import numpy as np
+
+from jkvq.cache.calibrated import methods_for
+from jkvq.cache.layout import pages_for
+from jkvq.cache.shape import CacheShape
+from jkvq.cache.specs.spec_text import parse_spec
+from jkvq.engine.engine import Engine, Handle
+from jkvq.engine.options import Options
+from jkvq.llm import LLM, with_cache
+from jkvq.support.compile_clock import compile_seconds
+from scripts.bench_kernels import made_up
+from scripts.bench_steps import QWEN3_8B, random_model, time_decode
+
+BURSTS = 8  # that are timed
+
+
+class Words:
+    """A tokenizer of a sort: every token is a word."""
+
+    stop_tokens = frozenset()
+
+    def decode(self, tokens: list[int]) -> str:
+        return "".join(f" {token}" for token in tokens)
+
+
+class Clocked:
+    """An engine's runner, with the seconds that its callers wait for a launch to return."""
+
+    def __init__(self, runner):
+        self._runner, self.seconds = runner, 0.0
+
+    def __getattr__(self, name: str):
+        method = getattr(self._runner, name)
+
+        def clocked(*args):
+            start = time.perf_counter()
+            found = method(*args)
+            self.seconds += time.perf_counter() - start
+            return found
+
+        return clocked
+
+
+def filled(llm: LLM, slots: int, tokens: int) -> tuple[Engine, list[Handle]]:
+    """An engine with all slots in decode, and its requests."""
+    pages = slots * (pages_for(tokens + 64 * (BURSTS + 8), llm.spec) + 1)
+    engine = Engine(llm, slots=slots, pages=pages)
+    handles = [submit(engine, tokens, seed) for seed in range(slots)]
+    while min(handle.sequence.read for handle in handles) < 1:
+        engine.step()
+    return engine, handles
+
+
+def submit(engine: Engine, tokens: int, seed: int) -> Handle:
+    """A request with a prompt that nobody else has."""
+    prompt = np.random.default_rng(seed).integers(0, 150_000, tokens).tolist()
+    most = 64 * (BURSTS + 8)
+    return engine.submit_tokens(prompt, Options(max_new_tokens=most, ignore_eos=True, seed=0))
+
+
+def drawn_in(engine: Engine, bursts: int) -> tuple[float, int, float]:
+    """Seconds and tokens of so many ticks, and the seconds until each tick's launch returned."""
+    clocked = engine._runner = Clocked(engine._runner)
+    before, start = engine.stats.drawn_tokens, time.perf_counter()
+    for _ in range(bursts):
+        engine.step()
+    seconds = time.perf_counter() - start
+    engine._runner = clocked._runner
+    return seconds, engine.stats.drawn_tokens - before, clocked.seconds
+
+
+def main() -> None:
+    """Prints milliseconds of a step in the engine and outside, and what joining compiles."""
+    parser = argparse.ArgumentParser(description="Times an engine in steady state.")
+    parser.add_argument("--cache", default="jkvq-int4")
+    parser.add_argument("--slots", type=int, default=64)
+    parser.add_argument("--tokens", type=int, default=8192)
+    parser.add_argument("--out", type=Path, help="write JSON too")
+    args = parser.parse_args()
+    model, spec = random_model(QWEN3_8B), parse_spec(args.cache)
+    model = dataclasses.replace(model, tokenizer=Words())
+    shape = CacheShape.of(model.config)
+    llm = with_cache(model, spec, made_up(shape, spec.key.bits) if methods_for(spec) else None)
+    start = time.perf_counter()
+    engine, handles = filled(llm, args.slots, args.tokens)
+    print(
+        f"{args.slots} prompts of {args.tokens} in {time.perf_counter() - start:.1f} s", flush=True
+    )
+    for _ in range(2):
+        engine.step()
+    seconds, drawn, launching = drawn_in(engine, BURSTS)
+    step = seconds / (drawn / args.slots) * 1e3
+    before = compile_seconds()
+    for handle in handles[:4]:
+        handle.cancel()
+    new = [submit(engine, args.tokens, 1000 + number) for number in range(4)]
+    while min(handle.sequence.read for handle in new) < 1:
+        engine.step()
+    compiled = compile_seconds() - before
+    del engine, handles, new
+    bare = time_decode(llm, args.slots, args.tokens)[0]
+    found = {
+        "engine_ms": step,
+        "bare_ms": bare,
+        "ratio": step / bare,
+        "launching_ms_per_burst": launching / BURSTS * 1e3,
+        "compiled_by_joins_s": compiled,
+    }
+    print(json.dumps(found), flush=True)
+    if args.out:
+        args.out.write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
