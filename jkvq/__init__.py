@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from jkvq.engine.generate import Piece, generate, stream
     from jkvq.engine.options import Options
     from jkvq.engine.writer import Generation
+    from jkvq.jobs.batch import Answer, batch
     from jkvq.llm import LLM, with_cache
     from jkvq.loading.calibrate import calibrate
     from jkvq.loading.load import load
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LLM",
+    "Answer",
     "Artefact",
     "CacheSpec",
     "CacheWarning",
@@ -43,6 +45,7 @@ __all__ = [
     "Transform",
     "UserError",
     "__version__",
+    "batch",
     "calibrate",
     "generate",
     "load",
@@ -62,6 +65,7 @@ _HOMES = {
     "jkvq.engine.generate": ("Piece", "generate", "stream"),
     "jkvq.engine.options": ("Options",),
     "jkvq.engine.writer": ("Generation",),
+    "jkvq.jobs.batch": ("Answer", "batch"),
     "jkvq.llm": ("LLM", "with_cache"),
     "jkvq.loading.calibrate": ("calibrate",),
     "jkvq.loading.load": ("load",),

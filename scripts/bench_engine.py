@@ -20,12 +20,14 @@ from jkvq.cache.shape import CacheShape
 from jkvq.cache.specs.spec_text import parse_spec
 from jkvq.engine.engine import Engine, Handle
 from jkvq.engine.options import Options
+from jkvq.engine.steps import BURST
 from jkvq.llm import LLM, with_cache
 from jkvq.support.compile_clock import compile_seconds
 from scripts.bench_kernels import made_up
 from scripts.bench_steps import QWEN3_8B, random_model, time_decode
 
 BURSTS = 8  # that are timed
+ROOM = 4096  # tokens that a sequence may draw while others are read and in the bursts
 
 
 class Words:
@@ -57,7 +59,7 @@ class Clocked:
 
 def filled(llm: LLM, slots: int, tokens: int) -> tuple[Engine, list[Handle]]:
     """An engine with all slots in decode, and its requests."""
-    pages = slots * (pages_for(tokens + 64 * (BURSTS + 8), llm.spec) + 1)
+    pages = slots * (pages_for(tokens + ROOM, llm.spec) + 1)
     engine = Engine(llm, slots=slots, pages=pages)
     handles = [submit(engine, tokens, seed) for seed in range(slots)]
     while min(handle.sequence.read for handle in handles) < 1:
@@ -68,13 +70,13 @@ def filled(llm: LLM, slots: int, tokens: int) -> tuple[Engine, list[Handle]]:
 def submit(engine: Engine, tokens: int, seed: int) -> Handle:
     """A request with a prompt that nobody else has."""
     prompt = np.random.default_rng(seed).integers(0, 150_000, tokens).tolist()
-    most = 64 * (BURSTS + 8)
-    return engine.submit_tokens(prompt, Options(max_new_tokens=most, ignore_eos=True, seed=0))
+    return engine.submit_tokens(prompt, Options(max_new_tokens=ROOM, ignore_eos=True, seed=0))
 
 
 def drawn_in(engine: Engine, bursts: int) -> tuple[float, int, float]:
     """Seconds and tokens of so many ticks, and the seconds until each tick's launch returned."""
-    clocked = engine._runner = Clocked(engine._runner)
+    clocked = Clocked(engine._runner)
+    engine._runner = clocked  # pyright: ignore[reportAttributeAccessIssue]
     before, start = engine.stats.drawn_tokens, time.perf_counter()
     for _ in range(bursts):
         engine.step()
@@ -102,8 +104,10 @@ def main() -> None:
     )
     for _ in range(2):
         engine.step()
+    length = int(np.mean([handle.sequence.least for handle in handles]))
     seconds, drawn, launching = drawn_in(engine, BURSTS)
-    step = seconds / (drawn / args.slots) * 1e3
+    assert drawn == args.slots * BURSTS * BURST, "some have ended"
+    step = seconds / (BURSTS * BURST) * 1e3
     before = compile_seconds()
     for handle in handles[:4]:
         handle.cancel()
@@ -112,8 +116,9 @@ def main() -> None:
         engine.step()
     compiled = compile_seconds() - before
     del engine, handles, new
-    bare = time_decode(llm, args.slots, args.tokens)[0]
+    bare = time_decode(llm, args.slots, length)[0]
     found = {
+        "mean_length": length,
         "engine_ms": step,
         "bare_ms": bare,
         "ratio": step / bare,

@@ -24,6 +24,7 @@ ROOMS = [
     "jkvq.scheduling",
     "jkvq.engine",
     "jkvq.evaluation",
+    "jkvq.jobs",
     "jkvq.loading",
     "jkvq.cli",
     "scripts",

@@ -16,6 +16,10 @@ from jkvq.cli.caches import caches
 from jkvq.cli.calibrate import calibrate
 from jkvq.cli.convert import convert
 from jkvq.cli.doctor import doctor
+from jkvq.cli.engine.batch import batch
+from jkvq.cli.engine.bench import bench
+from jkvq.cli.engine.chat import chat
+from jkvq.cli.engine.interrupts import heeded
 from jkvq.cli.evaluate.app import evaluate
 from jkvq.cli.generate import generate
 from jkvq.cli.inspect import inspect
@@ -32,6 +36,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(generate)
+app.command()(chat)
+app.command()(batch)
 app.command()(calibrate)
 app.command()(inspect)
 app.command()(convert)
@@ -39,6 +45,7 @@ app.command()(caches)
 app.command("methods", hidden=True)(caches)
 app.command()(doctor)
 app.add_typer(evaluate, name="eval")
+app.add_typer(bench, name="bench")
 app.add_typer(cache, name="cache")
 
 
@@ -78,11 +85,10 @@ def main() -> None:
     """
     warnings.showwarning = _show_warning
     ended: list[int] = []
-    command = threading.Thread(target=lambda: ended.append(_run()), daemon=True)
+    over = threading.Event()
     try:
-        command.start()
-        while command.is_alive():
-            command.join(0.1)
+        threading.Thread(target=_run, args=(ended, over), daemon=True).start()
+        _wait_for(over)
     except KeyboardInterrupt:
         clear()
         say("jkvq: interrupted", "red")
@@ -93,8 +99,26 @@ def main() -> None:
     os._exit(ended[0])  # at once: JAX takes half a second to take itself down
 
 
-def _run() -> int:
-    """The exit code."""
+def _wait_for(over: threading.Event) -> None:
+    """Until a command is over, or Ctrl-C comes and the command has nothing else to do at it."""
+    while True:
+        try:
+            while not over.wait(0.1):  # to join its thread would, interrupted, take it for ended
+                pass
+            return
+        except KeyboardInterrupt:
+            if not heeded():
+                raise
+
+
+def _run(ended: list[int], over: threading.Event) -> None:
+    """The command, with its exit code at the end."""
+    ended.append(_exit_code())
+    over.set()
+
+
+def _exit_code() -> int:
+    """Runs the command."""
     try:
         app()
     except UserError as error:

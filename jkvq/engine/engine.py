@@ -5,9 +5,11 @@ before it has drawn. On a GPU a burst of tokens is launched before those of the 
 known, so that the device has work while the host reads.
 """
 
+import functools
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -28,10 +30,11 @@ from jkvq.scheduling.sequence import Sequence
 from jkvq.support.arguments import flag, shown
 from jkvq.support.errors import UserError
 
-# Tokens per burst, unless a window allows fewer: while somebody watches, and else. A CPU launches
-# each of them anyway; shorter bursts leave an ended sequence's slot empty for less time.
-_WATCHED = {"cpu": 1, "gpu": 8}
-_UNWATCHED = {"cpu": 4, "gpu": 32}
+# Tokens per burst, unless a window allows fewer: while somebody watches or a prompt is not stored
+# yet, and else. A CPU launches each of them anyway; shorter bursts leave an ended sequence's slot
+# empty for less time.
+_SHORT = {"cpu": 1, "gpu": 8}
+_LONG = {"cpu": 4, "gpu": 32}
 
 
 @dataclass(frozen=True)
@@ -102,7 +105,7 @@ class Handle:
 class _Launched(NamedTuple):
     """Tokens that a launch draws: of whom in which row, in which of their runs."""
 
-    drawn: Drawn
+    drawn: Callable[[], Drawn | None]  # waits until it is launched
     rows: list[tuple[int, Handle, int]]
 
 
@@ -152,10 +155,10 @@ class Engine:
         self._arrived = self._prefilled = self._cached = self._drawn = 0
         on_cpu = jax.default_backend() == "cpu"
         self._ahead = 0 if on_cpu else 1  # bursts that run while the host reads
+        # A GPU's burst is a loop that its host goes along with: whoever launches it waits for it.
+        self._launcher = None if on_cpu else ThreadPoolExecutor(1)
         device, most = "cpu" if on_cpu else "gpu", most_steps(llm.spec)
-        self._watched, self._unwatched = (
-            min(most, steps[device]) for steps in (_WATCHED, _UNWATCHED)
-        )
+        self._short, self._long = (min(most, steps[device]) for steps in (_SHORT, _LONG))
 
     @property
     def stats(self) -> Stats:
@@ -223,7 +226,7 @@ class Engine:
         """A tick; returns the requests that have something new."""
         with self._lock:
             watched = any(handle.watched for handle in self._handles.values())
-            steps = self._watched if watched else self._unwatched
+            steps = self._short if watched or self._scheduler.reads else self._long
             plan = self._scheduler.plan(steps)
             for group in plan.groups:
                 self._prefill(group)
@@ -237,19 +240,21 @@ class Engine:
 
     def _prefill(self, group: list[Chunk]) -> None:
         width = self._scheduler.width(max(chunk.end - chunk.start for chunk in group))
-        hidden = self._runner.prefill(group, width)
         handles = [self._handles[chunk.sequence.number] for chunk in group]
         for chunk in group:
             self._prefilled += chunk.end - chunk.start
             if chunk.start == chunk.sequence.cached:
                 self._cached += chunk.start
         ends = [(row, handles[row]) for row, chunk in enumerate(group) if chunk.last]
-        if ends:
-            starts: list[Start | None] = [None] * len(group)
-            for row, handle in ends:
-                starts[row] = handle.starts()
-            drawn = self._runner.join(hidden, starts)
-            self._launch(drawn, ends)
+        starts: list[Start | None] = [None] * len(group)
+        for row, handle in ends:
+            starts[row] = handle.starts()
+
+        def run() -> Drawn | None:
+            hidden = self._runner.prefill(group, width)
+            return self._runner.join(hidden, starts) if ends else None
+
+        self._launch(run, ends)
 
     def _burst(self, handles: list[tuple[Handle, int]], steps: int) -> None:
         limits, tables = self._scheduler.limits, self._scheduler.tables
@@ -263,17 +268,22 @@ class Engine:
             again = handle.writer.tokens[first : first + steps]
             known[sequence.slot, : len(again)] = again
         columns = min(limits.columns, table_columns(longest, self.llm.spec))
-        drawn = self._runner.burst(tables[:, :, :columns], keep, known, steps)
-        self._launch(drawn, [(handle.sequence.slot, handle) for handle, _ in handles])
+        now = tables[:, :, :columns].copy()
+        run = functools.partial(self._runner.burst, now, keep, known, steps)
+        self._launch(run, [(handle.sequence.slot, handle) for handle, _ in handles])
 
-    def _launch(self, drawn: Drawn, rows: list[tuple[int, Handle]]) -> None:
-        """Notes a launch, to be read later."""
+    def _launch(self, run: Callable[[], Drawn | None], rows: list[tuple[int, Handle]]) -> None:
+        """Has something launched, to be read later."""
         rows_of_runs = [(row, handle, handle.sequence.run) for row, handle in rows]
-        self._unread.append(_Launched(drawn, rows_of_runs))
+        if self._launcher is None:
+            drawn = run()
+            self._unread.append(_Launched(lambda: drawn, rows_of_runs))
+        else:
+            self._unread.append(_Launched(self._launcher.submit(run).result, rows_of_runs))
 
     def _read(self, launched: _Launched) -> Iterator[Handle]:
         """Takes what a launch has drawn, and ends the requests that have ended by it."""
-        host: Drawn = jax.device_get(launched.drawn)
+        host: Any = jax.device_get(launched.drawn())
         for row, handle, run in launched.rows:
             sequence, writer = handle.sequence, handle.writer
             if handle.done or sequence.run != run:  # ended or preempted since

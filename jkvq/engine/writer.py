@@ -84,6 +84,7 @@ class Writer:
     def __init__(self, text: TextStream, label: str, stops: Collection[int], seed: int):
         self._stream, self._label, self._stops, self._seed = text, label, stops, seed
         self._clock = _Clock()
+        self._timings = Timings(0.0, 0.0, 0.0, 0.0)  # until it has ended
         self._given: list[str] = []
         self._new = ""
         self._reason: FinishReason = "length"
@@ -117,7 +118,8 @@ class Writer:
 
     def fail(self, error: str) -> None:
         """Ends it with an error, and the text that was certain before."""
-        self._reason, self._error, self.done = "error", error, True
+        self._reason, self._error = "error", error
+        self._stop()
 
     def cancel(self) -> None:
         """Ends it with what there is."""
@@ -126,7 +128,10 @@ class Writer:
 
     def _end(self) -> None:
         self._new += self._stream.finish()
-        self.done = True
+        self._stop()
+
+    def _stop(self) -> None:
+        self._timings, self.done = self._clock.timings(), True
 
     def new_text(self) -> str:
         """What is certain of the text and was not given yet."""
@@ -142,7 +147,7 @@ class Writer:
             self._reason,
             prompt_tokens,
             self._seed,
-            self._clock.timings(),
+            self._timings,
             self._error,
             cached_tokens,
         )

@@ -90,6 +90,12 @@ class Scheduler:
             return spec.sink + spec.recent + (pages + 1) * spec.page - 1
         return pages * spec.page
 
+    @property
+    def reads(self) -> bool:
+        """Whether some of a prompt is to be stored in the next tick."""
+        comes = bool(self.waiting and self._slots)
+        return comes or any(each.state == "prefill" for each in self.running)
+
     def submit(self, sequence: Sequence) -> None:
         """Lets a sequence wait for its turn; it must be one that can fit."""
         if sequence.longest > self.most_tokens:

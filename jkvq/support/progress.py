@@ -1,8 +1,10 @@
 """Progress on stderr: bars and spinners on a terminal, a line now and then elsewhere."""
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Protocol
 
 from rich.console import Console
@@ -102,6 +104,7 @@ class Bar:
     def __init__(self, label: str, total: int):
         self._label, self._total, self.done = label, total, 0.0
         self._shown: tuple[Progress, TaskID] | None = None
+        self._first: tuple[float, float] | None = None  # when how much had been done
 
     def show(self, progress: Progress) -> None:
         """Puts it on a display, where it pulses until its first step is done."""
@@ -114,15 +117,32 @@ class Bar:
     def reach(self, amount: float) -> None:
         """Sets what is done."""
         self.done = amount
+        self._first = self._first or (time.monotonic(), amount)
         if self._shown is not None:
             progress, task = self._shown
             progress.update(task, total=self._total, completed=amount)
+
+    def rename(self, label: str) -> None:
+        """Says something else beside it."""
+        self._label = label
+        if self._shown is not None:
+            progress, task = self._shown
+            progress.update(task, description=label)
 
     def line(self) -> str:
         """How far it is, in a line."""
         if not self.done:
             return f"{self._label} ..."
-        return f"{self._label}: {min(self.done / self._total, 1):.0%} ..."
+        left = self._left()
+        return f"{self._label}: {min(self.done / self._total, 1):.0%}{left} ..."
+
+    def _left(self) -> str:
+        """How long the rest takes, if it goes on as it did since the first step."""
+        start, before = self._first or (0.0, 0.0)
+        if not before < self.done < self._total:
+            return ""
+        seconds = (time.monotonic() - start) * (self._total - self.done) / (self.done - before)
+        return f", {timedelta(seconds=round(seconds))} left"
 
 
 def byte_bar(label: str, total: int):

@@ -7,6 +7,7 @@ hash, so that a text is what `expected_text` says, whatever happened on the way.
 
 import functools
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -166,4 +167,5 @@ class FakeRunner:
 
 def _drawn(tokens, count, active) -> Drawn:
     logprobs = np.zeros(tokens.shape, np.float32)
-    return Drawn(tokens, logprobs, count, active, np.zeros(len(count), bool))
+    host: Any = tokens, logprobs, count, active, np.zeros(len(count), bool)
+    return Drawn(*host)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import threading
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -35,9 +36,10 @@ def _llm(cache: str) -> jkvq.LLM:
     return jkvq.with_cache(tiny_model(), cache, calibration)
 
 
-def _engine(llm: jkvq.LLM, **changes) -> Engine:
+def _engine(llm: jkvq.LLM, **changes: Any) -> Engine:
     """One whose programs have the same shapes whoever is in them."""
-    return Engine(llm, **({"slots": 4, "prefill_rows": 1, "pages": 200} | changes))
+    sizes: dict[str, Any] = {"slots": 4, "prefill_rows": 1, "pages": 200}
+    return Engine(llm, **(sizes | changes))
 
 
 @pytest.mark.parametrize("cache", CACHES)
@@ -162,7 +164,7 @@ def test_what_can_never_run_is_refused_at_once(tiny):
     with pytest.raises(jkvq.UserError, match=r"60 tokens of prompt and 12 .*never fit .* holds 64"):
         engine.submit([1] * 60, max_new_tokens=12)
     with pytest.raises(jkvq.UserError, match="submit takes one prompt, not 2"):
-        engine.submit(["a", "b"])
+        engine.submit(["a", "b"])  # pyright: ignore
     with pytest.raises(jkvq.UserError, match="no option 'temprature'"):
         engine.submit("a", temprature=1.0)
     with pytest.raises(jkvq.UserError, match=r"cannot generate: give what jkvq\.load returns"):

@@ -2,6 +2,7 @@
 
 import functools
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -39,7 +40,8 @@ def fake_engine(cache: str, *, slots: int, pages: int, tails: int, ahead: int, k
         engine = Engine.__new__(Engine)
         engine._set_up(llm, limits, keeps)
     engine._ahead = ahead
-    engine._watched, engine._unwatched = 2, min(engine._unwatched, 4)
+    engine._launcher = ThreadPoolExecutor(1) if ahead else None  # as on a GPU
+    engine._short, engine._long = 2, 4
     return engine
 
 

@@ -1,0 +1,1 @@
+"""The commands that run the engine: `jkvq chat`, `jkvq batch` and `jkvq bench`."""

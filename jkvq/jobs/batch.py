@@ -1,0 +1,108 @@
+"""Any number of requests through an engine, a window of them at a time."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from jkvq.engine.capacity import engine_limits
+from jkvq.engine.engine import Engine, Handle
+from jkvq.engine.options import Options
+from jkvq.engine.prompt import encode_prompt
+from jkvq.engine.writer import Generation
+from jkvq.jobs.requests import Request, read_request
+from jkvq.llm import LLM
+from jkvq.support.arguments import shown
+from jkvq.support.errors import UserError
+
+_WINDOW = 2  # requests in the engine, in its slots: whoever ends is followed at once
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came of one request.
+
+    index: which request, from 0.
+    custom_id: as the request calls itself.
+    generation: None if the request was refused.
+    error: why there is no text, or not all of it; other requests go on.
+    """
+
+    index: int
+    custom_id: str | int | None
+    generation: Generation | None
+    error: str | None = None
+
+
+def batch(
+    llm: LLM,
+    requests: Iterable[Any],
+    *,
+    max_new_tokens: int = 256,
+    seed: int = 0,
+    memory: float = 0.9,
+    slots: int | None = None,
+) -> Iterator[Answer]:
+    """Answers requests as they end, not in their order; takes them only as it needs them.
+
+    Args:
+        llm: from `jkvq.load`.
+        requests: prompts, or dicts as `jkvq batch` reads them: {"prompt": ...} or
+            {"messages": [...]} with fields of `jkvq.Options` and a "custom_id", or OpenAI's batch
+            lines. One that is refused gets an answer with an ``error``.
+        max_new_tokens: of requests that do not say.
+        seed: requests that draw and name no seed get one made of it and of their place.
+        memory, slots: see `jkvq.Engine`.
+    """
+    defaults = Options(max_new_tokens=max_new_tokens, seed=seed)
+    if not isinstance(requests, Iterable) or isinstance(requests, str | bytes | dict):
+        raise UserError(f"{shown(requests)} is no list of requests: put a single one in brackets")
+    window = Window(llm, memory, slots)
+    read = ((i, read_request(given, i + 1, defaults)) for i, given in enumerate(requests))
+    return (answer for _, answer in window.answers(read))
+
+
+class Window:
+    """An engine that has only some of all requests at once."""
+
+    def __init__(self, llm: LLM, memory: float, slots: int | None):
+        if not isinstance(llm, LLM):
+            raise UserError(f"{shown(llm)} cannot generate: give what jkvq.load returns")
+        limits = engine_limits(llm, memory=memory, pages=None, slots=slots, prefill_rows=8)
+        self._llm, self._engine = llm, Engine.of(llm, limits)
+        self._size = _WINDOW * limits.slots
+
+    def answers(self, requests: Iterator[tuple[int, Request]]) -> Iterator[tuple[Request, Answer]]:
+        """Each request and its answer, when it has ended.
+
+        Args:
+            requests: with their indices; the next one is taken when there is room for it.
+        """
+        going: dict[int, tuple[int, Request]] = {}
+        for index, request in requests:
+            try:
+                going[self._submit(index, request).number] = index, request
+            except UserError as error:
+                yield request, Answer(index, request.custom_id, None, str(error))
+            while len(going) >= self._size:
+                yield from self._ended(going)
+        while going:
+            yield from self._ended(going)
+
+    def _submit(self, index: int, request: Request) -> Handle:
+        if request.prompt is None:
+            raise UserError(request.error)
+        try:
+            tokens = encode_prompt(self._llm, request.prompt, request.options.chat)
+        except UserError:
+            raise
+        except Exception as error:  # of the tokenizer or the chat template: nobody else's affair
+            raise UserError(f"the prompt cannot be turned into tokens: {error}") from None
+        return self._engine.submit_tokens(tokens, request.options, f"line {index + 1}")
+
+    def _ended(self, going: dict[int, tuple[int, Request]]) -> Iterator[tuple[Request, Answer]]:
+        """Runs the engine for a tick and takes out the requests that it has ended."""
+        for handle in self._engine.step():
+            if handle.done and handle.number in going:
+                index, request = going.pop(handle.number)
+                written = handle.result()
+                yield request, Answer(index, request.custom_id, written, written.error)
