@@ -84,11 +84,11 @@ def prompts_of(llm: jkvq.LLM, lengths) -> list[list[int]]:
     return tokens
 
 
-def check_texts(count: int = 32, new: int = 32) -> None:
+def check_texts(count: int = 32, new: int = 24) -> None:
     """Texts of ``count`` prompts in four situations, bit for bit."""
     for cache in CACHES:
         llm = llm_of(cache)
-        lengths = np.random.default_rng(1).integers(4, 600, count)
+        lengths = np.random.default_rng(1).integers(4, 400, count)
         prompts = prompts_of(llm, lengths)
         options = Options(max_new_tokens=new, ignore_eos=True, seed=0)
 
@@ -185,10 +185,9 @@ def check_static(count: int = 64, slots: int = 8) -> None:
 
 def check_soak(count: int = 2000) -> None:
     """Many requests with cancellations, over half of the pages that they need at once."""
-    llm, rng = llm_of("jkvq-int4"), np.random.default_rng(4)
-    prompts = prompts_of(llm, rng.integers(4, 200, 50))
-    slots = 16
-    engine = Engine(llm, slots=slots, pages=slots * pages_for(240, llm.spec) // 2)
+    llm, rng, slots = llm_of("int4"), np.random.default_rng(4), 16
+    prompts = prompts_of(llm, rng.integers(4, 120, 50))
+    engine = Engine(llm, slots=slots, pages=slots * pages_for(132, llm.spec) // 2)
     handles, cancelled, memory = [], 0, []
     start = time.perf_counter()
     for number in range(count):

@@ -20,8 +20,8 @@ from tests.tiny import CONFIG, model_of, tiny_llm, tiny_model
 # Heads of 16 channels; windows of two pages, so that prompts of a few chunks leave them.
 CACHES = ["bf16,page=8", "int4,page=8", "saw-int4,page=8", "jkvq-int4,page=8,sink=8,recent=16"]
 RNG = np.random.default_rng(0)
-PROMPTS = [RNG.integers(0, 256, n).tolist() for n in (3, 20, 33, 61, 64, 65, 97, 130)]
-GREEDY = {"max_new_tokens": 24, "ignore_eos": True}
+PROMPTS = [RNG.integers(0, 256, n).tolist() for n in (3, 20, 33, 64, 65, 97)]
+GREEDY = {"max_new_tokens": 20, "ignore_eos": True}
 
 
 @pytest.fixture(autouse=True)
@@ -62,7 +62,7 @@ def test_a_text_does_not_depend_on_what_happens_to_it(cache):
         assert (result.tokens, result.logprobs) == (expected.tokens, expected.logprobs)
     assert any(handle.result().cached_tokens for handle in handles)
     # With a pool that is too small for all, so that some begin again
-    engine = _engine(llm, pages=24)
+    engine = _engine(llm, pages=18)
     handles = [engine.submit(prompt, **GREEDY) for prompt in PROMPTS]
     for handle, expected in zip(handles, alone, strict=True):
         assert handle.result().tokens == expected.tokens
@@ -70,7 +70,7 @@ def test_a_text_does_not_depend_on_what_happens_to_it(cache):
     assert engine.stats.running == engine.stats.waiting == 0
 
 
-@pytest.mark.parametrize("cache", CACHES)
+@pytest.mark.parametrize("cache", CACHES[1::2])
 @pytest.mark.parametrize("length", [32, 33, 63, 64, 65, 72, 97])
 def test_a_hit_gives_the_logits_of_a_miss(cache, length, monkeypatch):
     """Prompts that end at, before and after borders of pages (8) and chunks (32)."""
@@ -116,7 +116,7 @@ def test_cancelled_requests_give_their_pages_back(tiny):
     engine = _engine(tiny, prefix_cache=False)
     handles = [engine.submit(prompt, **GREEDY) for prompt in PROMPTS]
     engine.step()
-    assert engine.stats.pages[0] > 0 and engine.stats.waiting == 4
+    assert engine.stats.pages[0] > 0 and engine.stats.waiting == 2
     for handle in handles:
         handle.cancel()
     assert engine.stats.pages[0] == engine.stats.running == engine.stats.waiting == 0
@@ -140,7 +140,7 @@ def test_a_text_that_cannot_be_written_is_its_own_error(tiny, monkeypatch):
     bad, good = (engine.submit([3, token, 7], **GREEDY) for token in (9, 5))
     monkeypatch.setattr(bad.writer._stream, "add", lambda token: 1 / 0)
     assert "cannot be written: division by zero" in (bad.result().error or "")
-    assert len(good.result().tokens) == 24
+    assert len(good.result().tokens) == 20
     assert engine.stats.running == 0
 
 
