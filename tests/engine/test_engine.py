@@ -61,9 +61,12 @@ def test_a_text_does_not_depend_on_what_happens_to_it(cache):
         result = handle.result()
         assert (result.tokens, result.logprobs) == (expected.tokens, expected.logprobs)
     assert any(handle.result().cached_tokens for handle in handles)
-    # With a pool that is too small for all, so that some begin again
-    engine = _engine(llm, pages=18)
-    handles = [engine.submit(prompt, **GREEDY) for prompt in PROMPTS]
+    # With a pool that is too small for all as they grow, so that some begin again
+    short = [prompt[:20] for prompt in PROMPTS[1:5]]
+    longer = {"max_new_tokens": 40, "ignore_eos": True}
+    alone = [_engine(llm).submit(prompt, **longer).result() for prompt in short]
+    engine = _engine(llm, pages=12)
+    handles = [engine.submit(prompt, **longer) for prompt in short]
     for handle, expected in zip(handles, alone, strict=True):
         assert handle.result().tokens == expected.tokens
     assert engine.stats.preemptions > 0
