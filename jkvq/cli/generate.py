@@ -11,6 +11,7 @@ from jkvq.cli.prompts import given_prompts
 from jkvq.cli.shared import (
     AsJson,
     CalibrationFolder,
+    Check,
     ChosenCache,
     Dtype,
     Implementation,
@@ -46,13 +47,7 @@ def generate(
     model: Model = DEFAULT_MODEL,
     cache: ChosenCache = None,
     calibration: CalibrationFolder = None,
-    check: Annotated[
-        bool,
-        typer.Option(
-            "--check/--no-check",
-            help="On a cache's first use with a model, measure whether it breaks the model.",
-        ),
-    ] = True,
+    check: Check = True,
     chat: Annotated[
         bool | None,
         typer.Option(

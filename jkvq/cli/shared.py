@@ -35,6 +35,13 @@ CalibrationFolder = Annotated[
         show_default="the one kept for the model, made on first use",
     ),
 ]
+Check = Annotated[
+    bool,
+    typer.Option(
+        "--check/--no-check",
+        help="On a cache's first use with a model, measure whether it breaks the model.",
+    ),
+]
 Dtype = Annotated[
     str | None,
     typer.Option(

@@ -133,14 +133,14 @@ class Engine:
         prefix_cache: bool = True,
         prefill_rows: int = 8,
     ):
-        _require_llm(llm)
+        require_llm(llm)
         sizes = {"memory": memory, "pages": pages, "slots": slots, "prefill_rows": prefill_rows}
         self._set_up(llm, engine_limits(llm, **sizes), flag("prefix_cache", prefix_cache))
 
     @classmethod
     def of(cls, llm: LLM, limits: Limits) -> "Engine":
         """An engine of these sizes."""
-        _require_llm(llm)
+        require_llm(llm)
         engine = cls.__new__(cls)
         engine._set_up(llm, limits, prefix_cache=True)
         return engine
@@ -312,7 +312,8 @@ class Engine:
         del self._handles[handle.number]
 
 
-def _require_llm(llm: Any) -> None:
+def require_llm(llm: Any) -> None:
+    """Refuses what has no cache to run with."""
     if not isinstance(llm, LLM):
         raise UserError(f"{shown(llm)} cannot generate: give what jkvq.load returns")
 

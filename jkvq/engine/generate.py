@@ -5,12 +5,11 @@ from dataclasses import dataclass
 from typing import Any, overload
 
 from jkvq.engine.capacity import call_limits
-from jkvq.engine.engine import Engine, Handle, stop_tokens
+from jkvq.engine.engine import Engine, Handle, require_llm, stop_tokens
 from jkvq.engine.options import Options, options_by_prompt
 from jkvq.engine.prompt import Prompt, as_batch, encode_prompt
 from jkvq.engine.writer import Generation
 from jkvq.llm import LLM
-from jkvq.support.arguments import shown
 from jkvq.support.errors import UserError
 from jkvq.support.progress import note
 
@@ -97,8 +96,7 @@ def _pieces(handles: list[Handle]) -> Iterator[Piece]:
 
 def _submitted(llm: LLM, prompts: Sequence[Prompt], options: list[Options]) -> list[Handle]:
     """The prompts in an engine of their own, with room for all of them and their answers."""
-    if not isinstance(llm, LLM):
-        raise UserError(f"{shown(llm)} cannot generate: give what jkvq.load returns")
+    require_llm(llm)
     tokens = [
         encode_prompt(llm, prompt, each.chat) for prompt, each in zip(prompts, options, strict=True)
     ]

@@ -127,6 +127,11 @@ def _own_seed(seed: int | None, index: int) -> int:
         return secrets.randbits(32)
     if index == 0:
         return seed
+    return mixed_seed(seed, index)
+
+
+def mixed_seed(seed: int, index: int) -> int:
+    """A seed made of another and a place."""
     mixed = np.random.SeedSequence(seed, spawn_key=(index,)).generate_state(1, np.uint64)
     return int(mixed[0]) >> 11  # below 2**53: every reader of JSON has it exactly
 

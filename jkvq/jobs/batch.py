@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jkvq.engine.capacity import engine_limits
-from jkvq.engine.engine import Engine, Handle
+from jkvq.engine.engine import Engine, Handle, require_llm
 from jkvq.engine.options import Options
 from jkvq.engine.prompt import encode_prompt
 from jkvq.engine.writer import Generation
@@ -65,8 +65,7 @@ class Window:
     """An engine that has only some of all requests at once."""
 
     def __init__(self, llm: LLM, memory: float, slots: int | None):
-        if not isinstance(llm, LLM):
-            raise UserError(f"{shown(llm)} cannot generate: give what jkvq.load returns")
+        require_llm(llm)
         limits = engine_limits(llm, memory=memory, pages=None, slots=slots, prefill_rows=8)
         self._llm, self._engine = llm, Engine.of(llm, limits)
         self._size = _WINDOW * limits.slots

@@ -5,9 +5,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
-from jkvq.engine.options import Options
+from jkvq.engine.options import Options, mixed_seed
 from jkvq.engine.prompt import Prompt, as_batch
 from jkvq.jobs.messages import read_messages
 from jkvq.jobs.openai import Form, openai_request
@@ -52,7 +50,7 @@ def read_request(given: Any, number: int, defaults: Options) -> Request:
     form: Form = "chat" if is_openai else "plain"
     name = next((found[key] for key in _IDENTITY if found.get(key) is not None), None)
     custom_id = name if isinstance(name, str | int) and not isinstance(name, bool) else None
-    seeded = dataclasses.replace(defaults, seed=line_seed(defaults.seed or 0, number))
+    seeded = dataclasses.replace(defaults, seed=mixed_seed(defaults.seed or 0, number))
     try:
         if custom_id is not name:
             raise UserError(f"custom_id={shown(name)}: text or a whole number")
@@ -79,12 +77,6 @@ def parse_request(line: bytes, number: int, defaults: Options) -> Request:
             return read_request(found, number, defaults)
         problem = f"{shown(found)} is no request"
     return Request("plain", None, None, defaults, f"{problem}: {_LINE}")
-
-
-def line_seed(seed: int, number: int) -> int:
-    """The seed of a line that names none, made of the job's seed and the line's number."""
-    mixed = np.random.SeedSequence(seed, spawn_key=(number,)).generate_state(1, np.uint64)
-    return int(mixed[0]) >> 11  # below 2**53: every reader of JSON has it exactly
 
 
 def _plain_request(found: dict[str, Any]) -> tuple[Any, dict[str, Any]]:

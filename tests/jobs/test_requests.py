@@ -2,8 +2,8 @@ import json
 
 import pytest
 
-from jkvq.engine.options import Options
-from jkvq.jobs.requests import Request, line_seed, parse_request, read_request
+from jkvq.engine.options import Options, mixed_seed
+from jkvq.jobs.requests import Request, parse_request, read_request
 
 DEFAULTS = Options(max_new_tokens=9, seed=5)
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -26,7 +26,7 @@ def chat(**body) -> dict:
 def test_a_plain_line_has_a_prompt_and_options():
     found = read({"id": 7, "prompt": "Hello", "temperature": 0.5, "stop": ["x"], "seed": None})
     assert (found.form, found.custom_id, found.prompt) == ("plain", 7, "Hello")
-    options = Options(9, temperature=0.5, stop=["x"], seed=line_seed(5, 1))
+    options = Options(9, temperature=0.5, stop=["x"], seed=mixed_seed(5, 1))
     assert found.options == options  # chat follows the model
     found = read({"custom_id": "a", "messages": HELLO, "max_new_tokens": 3, "seed": 2})
     assert (found.custom_id, found.prompt) == ("a", HELLO)
@@ -43,7 +43,7 @@ def test_a_completion_is_raw_text_at_openai_s_temperature():
     found = read(openai(prompt="Hello", max_tokens=4, top_p=0.5, top_k=3, min_p=0.1, stop="x"))
     assert (found.form, found.custom_id, found.prompt) == ("completion", "a", "Hello")
     own = {"top_p": 0.5, "top_k": 3, "min_p": 0.1, "stop": "x", "chat": False}
-    assert found.options == Options(4, temperature=1.0, seed=line_seed(5, 1), **own)
+    assert found.options == Options(4, temperature=1.0, seed=mixed_seed(5, 1), **own)
     assert read(openai(prompt=["Hello"])).prompt == "Hello"
     assert read(openai(prompt=[[1, 2]])).prompt == [1, 2]
 
@@ -136,4 +136,4 @@ def test_a_line_may_begin_with_a_byte_order_mark():
 
 
 def test_seeds_differ_by_line_and_by_job():
-    assert len({line_seed(seed, number) for seed in range(3) for number in range(1, 30)}) == 87
+    assert len({mixed_seed(seed, number) for seed in range(3) for number in range(1, 30)}) == 87

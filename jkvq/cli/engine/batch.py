@@ -8,6 +8,7 @@ import typer
 from jkvq.cli.engine.interrupts import on_ctrl_c
 from jkvq.cli.shared import (
     CalibrationFolder,
+    Check,
     ChosenCache,
     Dtype,
     Implementation,
@@ -36,13 +37,7 @@ def batch(
     model: Model = DEFAULT_MODEL,
     cache: ChosenCache = None,
     calibration: CalibrationFolder = None,
-    check: Annotated[
-        bool,
-        typer.Option(
-            "--check/--no-check",
-            help="On a cache's first use with a model, measure whether it breaks the model.",
-        ),
-    ] = True,
+    check: Check = True,
     max_new_tokens: Annotated[
         int, typer.Option("--max-new-tokens", "-n", help="Of requests that do not say.")
     ] = 256,

@@ -13,6 +13,7 @@ import typer
 from jkvq.cli.engine.interrupts import on_ctrl_c
 from jkvq.cli.shared import (
     CalibrationFolder,
+    Check,
     ChosenCache,
     Dtype,
     Implementation,
@@ -39,13 +40,7 @@ def chat(
     model: Model = DEFAULT_MODEL,
     cache: ChosenCache = None,
     calibration: CalibrationFolder = None,
-    check: Annotated[
-        bool,
-        typer.Option(
-            "--check/--no-check",
-            help="On a cache's first use with a model, measure whether it breaks the model.",
-        ),
-    ] = True,
+    check: Check = True,
     system: Annotated[
         str | None, typer.Option(help="What the model is told first.", show_default=False)
     ] = None,
