@@ -24,7 +24,7 @@ from jkvq.cache.calibrated import Calibration, SideCalibration, Transform, metho
 from jkvq.cache.specs.spec import CacheSpec
 from jkvq.calibration.solve import Solution, Spectra
 from jkvq.models.formats.catalog import CATALOG
-from jkvq.support.atomic_folder import drafted, is_vacant, reading, require_vacant
+from jkvq.support.atomic import drafted, is_vacant, reading, require_vacant
 from jkvq.support.errors import UserError
 from jkvq.support.user_cache import cache_folder
 

@@ -39,14 +39,14 @@ class Tokenizer:
         """Tokens of plain text, with the leading token if this model's texts begin with one."""
         return list(self.hf.encode(text))
 
-    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
-        """Tokens of a conversation, up to where the assistant's next message begins."""
+    def encode_chat(self, messages: Sequence[Message], answer_start: str = "") -> list[int]:
+        """Tokens of a conversation, up to where the assistant's next message goes on."""
         if not self.can_chat:
             raise UserError("this model has no chat template; give plain text (--raw, chat=False)")
         text = self.hf.apply_chat_template(
             list(messages), tokenize=False, add_generation_prompt=True
         )
-        return list(self.hf.encode(str(text), add_special_tokens=False))
+        return list(self.hf.encode(f"{text}{answer_start}", add_special_tokens=False))
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of tokens, special ones left out."""

@@ -25,6 +25,7 @@ ROOMS = [
     "jkvq.engine",
     "jkvq.evaluation",
     "jkvq.jobs",
+    "jkvq.tasks",
     "jkvq.loading",
     "jkvq.cli",
     "scripts",

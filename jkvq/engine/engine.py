@@ -189,7 +189,9 @@ class Engine:
         if not single:
             raise UserError(f"submit takes one prompt, not {len(batch)}: call it for each")
         asked = options_by_prompt(options, changes, 1)[0]
-        return self.submit_tokens(encode_prompt(self.llm, batch[0], asked.chat), asked)
+        return self.submit_tokens(
+            encode_prompt(self.llm, batch[0], asked.chat, asked.answer_start), asked
+        )
 
     def submit_tokens(
         self, tokens: list[int], options: Options, label: str | None = None

@@ -98,7 +98,8 @@ def _submitted(llm: LLM, prompts: Sequence[Prompt], options: list[Options]) -> l
     """The prompts in an engine of their own, with room for all of them and their answers."""
     require_llm(llm)
     tokens = [
-        encode_prompt(llm, prompt, each.chat) for prompt, each in zip(prompts, options, strict=True)
+        encode_prompt(llm, prompt, each.chat, each.answer_start)
+        for prompt, each in zip(prompts, options, strict=True)
     ]
     for each in options:
         stop_tokens(llm, each)  # refuses what is none

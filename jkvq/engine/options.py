@@ -27,6 +27,8 @@ class Options:
     stop_tokens: tokens that end it, besides the model's own.
     ignore_eos: go on past the model's own stop tokens.
     chat: wrap text in the model's chat template; None does so if the model has one.
+    answer_start: text with which the answer begins, given to the model; what is generated follows
+        it.
     """
 
     max_new_tokens: int = 256
@@ -40,6 +42,7 @@ class Options:
     stop_tokens: Sequence[int] = ()
     ignore_eos: bool = False
     chat: bool | None = None
+    answer_start: str = ""
 
     def __post_init__(self):
         rules = dataclasses.asdict(self.sampling)
@@ -53,6 +56,7 @@ class Options:
             "stop_tokens": _tokens(self.stop_tokens),
             "ignore_eos": flag("ignore_eos", self.ignore_eos),
             "chat": None if self.chat is None else flag("chat", self.chat),
+            "answer_start": _text("answer_start", self.answer_start),
         }
         for name, value in checked.items():
             object.__setattr__(self, name, value)
@@ -134,6 +138,14 @@ def mixed_seed(seed: int, index: int) -> int:
     """A seed made of another and a place."""
     mixed = np.random.SeedSequence(seed, spawn_key=(index,)).generate_state(1, np.uint64)
     return int(mixed[0]) >> 11  # below 2**53: every reader of JSON has it exactly
+
+
+def _text(name: str, given: Any) -> str:
+    try:
+        given.encode()  # halves of characters are no text
+        return given
+    except (AttributeError, UnicodeEncodeError):
+        raise refusal(name, given, "text") from None
 
 
 def _strings(stop: Any) -> tuple[str, ...]:

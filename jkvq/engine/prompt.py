@@ -31,20 +31,27 @@ def as_batch(prompts) -> tuple[list[Prompt], bool]:
     return batch, single
 
 
-def encode_prompt(llm: LLM | Model, prompt: Prompt, chat: bool | None) -> list[int]:
+def encode_prompt(
+    llm: LLM | Model, prompt: Prompt, chat: bool | None, answer_start: str = ""
+) -> list[int]:
     """Tokens of a prompt from `as_batch`: at least one and fewer than the model's context.
 
     chat: wrap text in the chat template; None does so if the model has one.
+    answer_start: text behind the prompt, with which the answer begins.
     """
     if isinstance(prompt, str):
         if llm.tokenizer.can_chat if chat is None else chat:
-            tokens = _encode_chat(llm, [{"role": "user", "content": prompt}])
+            tokens = _encode_chat(llm, [{"role": "user", "content": prompt}], answer_start)
         else:
-            tokens = llm.tokenizer.encode(prompt)
+            tokens = llm.tokenizer.encode(prompt + answer_start)
     elif _is_conversation(prompt):
-        tokens = _encode_chat(llm, prompt)
+        tokens = _encode_chat(llm, prompt, answer_start)
     else:
         assert _is_tokens(prompt)
+        if answer_start:
+            raise UserError(
+                "answer_start goes with text and conversations; put its tokens behind the prompt's"
+            )
         tokens = _checked_tokens(prompt, llm.config.vocab)
     if not tokens:
         raise UserError(
@@ -112,9 +119,9 @@ def _require_unicode(text: str) -> None:
         ) from None
 
 
-def _encode_chat(llm: LLM | Model, messages: Sequence[Message]) -> list[int]:
+def _encode_chat(llm: LLM | Model, messages: Sequence[Message], answer_start: str) -> list[int]:
     try:
-        return llm.tokenizer.encode_chat(messages)
+        return llm.tokenizer.encode_chat(messages, answer_start)
     except TemplateError as error:  # such as roles that do not alternate
         raise UserError(f"the model's chat template refuses these messages: {error}") from None
 

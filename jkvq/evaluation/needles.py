@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jkvq.engine.generate import generate
+from jkvq.engine.options import Options
 from jkvq.llm import LLM
 from jkvq.models.tokenizer import Tokenizer
 from jkvq.support.errors import UserError, nearest
@@ -24,9 +25,6 @@ _CITIES = (
 _ANSWER = 24  # tokens that an answer may take for each number it must hold
 
 _BATCH = 4  # prompts at a time
-
-# Texts for prompts, of at most so many tokens each.
-Answer = Callable[[LLM, list[list[int]], int], list[str]]
 
 
 @dataclass(frozen=True)
@@ -60,15 +58,21 @@ TASKS = {
 
 @dataclass(frozen=True)
 class Question:
-    """A prompt, and the numbers that its answer must hold."""
+    """A prompt, the beginning of its answer, and the numbers that the answer must hold."""
 
-    tokens: list[int]
+    prompt: str
+    answer_start: str
     expected: tuple[str, ...]
 
-    def score(self, answer: str) -> float:
-        """The part of the numbers that the answer holds."""
-        found = set(re.findall(r"\d+", answer))
-        return sum(number in found for number in self.expected) / len(self.expected)
+
+def score(expected: Sequence[str], answer: str) -> float:
+    """The part of the numbers that an answer holds."""
+    found = set(re.findall(r"\d+", answer))
+    return sum(number in found for number in expected) / len(expected)
+
+
+# Texts that answer questions, of at most so many tokens each.
+Answer = Callable[[LLM, list[Question], int], list[str]]
 
 
 @dataclass(frozen=True)
@@ -107,16 +111,24 @@ def questions(
     ]
     groups = [" ".join(needles)] if task.together else needles + others
 
-    def prompt(city: str, sentences: list[str]) -> list[int]:
+    def prompt(city: str, sentences: list[str]) -> str:
         asked = "is the magic number" if task.values == 1 else "are all the magic numbers"
-        text = f"{_hide(sentences, groups, depth)}\n\nWhat {asked} of {city}? Answer with digits."
-        if tokenizer.can_chat:
-            return tokenizer.encode_chat([{"role": "user", "content": text}])
-        return tokenizer.encode(f"{text}\nAnswer:")
+        return f"{_hide(sentences, groups, depth)}\n\nWhat {asked} of {city}? Answer with digits."
 
-    longest = max((city for city, _ in facts), key=lambda city: len(prompt(city, [])))
-    sentences = _fitting(filler, lambda some: len(prompt(longest, some)), length)
-    return [Question(prompt(city, sentences), values) for city, values in facts[: task.asked]]
+    answer_start = "" if tokenizer.can_chat else "\nAnswer:"
+
+    def size(city: str, sentences: list[str]) -> int:
+        text = prompt(city, sentences)
+        if tokenizer.can_chat:
+            return len(tokenizer.encode_chat([{"role": "user", "content": text}]))
+        return len(tokenizer.encode(text + answer_start))
+
+    longest = max((city for city, _ in facts), key=lambda city: size(city, []))
+    sentences = _fitting(filler, lambda some: size(longest, some), length)
+    return [
+        Question(prompt(city, sentences), answer_start, values)
+        for city, values in facts[: task.asked]
+    ]
 
 
 def _hide(sentences: list[str], needles: list[str], depth: float) -> str:
@@ -194,12 +206,13 @@ def niah(
                 for trial in range(trials)
                 for question in questions(TASKS[task], tokenizer, haystack, length, depth, trial)
             ]
-            budget = _ANSWER * TASKS[task].values
+            budget = answer_tokens(TASKS[task])
             for name, llm in llms.items():
                 scores = []
                 for batch in (asked[i : i + _BATCH] for i in range(0, len(asked), _BATCH)):
-                    answers = answer(llm, [question.tokens for question in batch], budget)
-                    scores += [q.score(text) for q, text in zip(batch, answers, strict=True)]
+                    answers = answer(llm, batch, budget)
+                    pairs = zip(batch, answers, strict=True)
+                    scores += [score(question.expected, text) for question, text in pairs]
                 cells[name].append(Cell(task, length, depth, sum(scores) / len(scores)))
                 bar.advance(1)
     return cells
@@ -209,7 +222,7 @@ def _check(llm: LLM, tasks, lengths, depths, trials: int) -> None:
     for task in tasks:
         if task not in TASKS:
             raise UserError(f"task '{task}' is not known: {nearest(task, TASKS)}")
-    room = llm.config.context - _ANSWER * max(TASKS[task].values for task in tasks)
+    room = llm.config.context - max(answer_tokens(TASKS[task]) for task in tasks)
     for length in lengths:
         if not 1 <= length <= room:
             raise UserError(f"length={length}: with room for an answer, 1 to {room} tokens fit")
@@ -220,6 +233,12 @@ def _check(llm: LLM, tasks, lengths, depths, trials: int) -> None:
         raise UserError(f"trials={trials}: at least 1 is needed")
 
 
-def _generated(llm: LLM, prompts: list[list[int]], budget: int) -> list[str]:
-    found = generate(llm, prompts, max_new_tokens=budget)
-    return [generation.text for generation in found] if isinstance(found, list) else [found.text]
+def answer_tokens(task: Task) -> int:
+    """Tokens of the longest answer."""
+    return _ANSWER * task.values
+
+
+def _generated(llm: LLM, asked: list[Question], budget: int) -> list[str]:
+    options = [Options(budget, answer_start=question.answer_start) for question in asked]
+    found = generate(llm, [question.prompt for question in asked], options)
+    return [generation.text for generation in found]

@@ -2,7 +2,9 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
+
+import jax
 
 from jkvq.engine.capacity import engine_limits
 from jkvq.engine.engine import Engine, Handle, require_llm
@@ -15,6 +17,9 @@ from jkvq.support.arguments import shown
 from jkvq.support.errors import UserError
 
 _WINDOW = 2  # requests in the engine, in its slots: whoever ends is followed at once
+# Prompts per prefill step. With one a text is the same in any company, and so in a run that goes on
+# from another; on a GPU several are much faster, and rounding may turn a code.
+_PREFILL_ROWS = {"cpu": 1, "gpu": 8}
 
 
 @dataclass(frozen=True)
@@ -31,6 +36,14 @@ class Answer:
     custom_id: str | int | None
     generation: Generation | None
     error: str | None = None
+
+
+class Asked(NamedTuple):
+    """A request of a job: of which one, if there are several, and its index there."""
+
+    job: int
+    index: int
+    request: Request
 
 
 def batch(
@@ -57,31 +70,32 @@ def batch(
     if not isinstance(requests, Iterable) or isinstance(requests, str | bytes | dict):
         raise UserError(f"{shown(requests)} is no list of requests: put a single one in brackets")
     window = Window(llm, memory, slots)
-    read = ((i, read_request(given, i + 1, defaults)) for i, given in enumerate(requests))
+    read = (Asked(0, i, read_request(r, i + 1, defaults)) for i, r in enumerate(requests))
     return (answer for _, answer in window.answers(read))
 
 
 class Window:
     """An engine that has only some of all requests at once."""
 
-    def __init__(self, llm: LLM, memory: float, slots: int | None):
+    def __init__(self, llm: LLM, memory: float = 0.9, slots: int | None = None):
         require_llm(llm)
-        limits = engine_limits(llm, memory=memory, pages=None, slots=slots, prefill_rows=8)
+        rows = _PREFILL_ROWS.get(jax.default_backend(), 1)
+        limits = engine_limits(llm, memory=memory, pages=None, slots=slots, prefill_rows=rows)
         self._llm, self._engine = llm, Engine.of(llm, limits)
         self._size = _WINDOW * limits.slots
 
-    def answers(self, requests: Iterator[tuple[int, Request]]) -> Iterator[tuple[Request, Answer]]:
+    def answers(self, requests: Iterator[Asked]) -> Iterator[tuple[Asked, Answer]]:
         """Each request and its answer, when it has ended.
 
         Args:
-            requests: with their indices; the next one is taken when there is room for it.
+            requests: the next one is taken when there is room for it.
         """
-        going: dict[int, tuple[int, Request]] = {}
-        for index, request in requests:
+        going: dict[int, Asked] = {}
+        for asked in requests:
             try:
-                going[self._submit(index, request).number] = index, request
+                going[self._submit(asked.index, asked.request).number] = asked
             except UserError as error:
-                yield request, Answer(index, request.custom_id, None, str(error))
+                yield asked, Answer(asked.index, asked.request.custom_id, None, str(error))
             while len(going) >= self._size:
                 yield from self._ended(going)
         while going:
@@ -91,17 +105,19 @@ class Window:
         if request.prompt is None:
             raise UserError(request.error)
         try:
-            tokens = encode_prompt(self._llm, request.prompt, request.options.chat)
+            tokens = encode_prompt(
+                self._llm, request.prompt, request.options.chat, request.options.answer_start
+            )
         except UserError:
             raise
         except Exception as error:  # of the tokenizer or the chat template: nobody else's affair
             raise UserError(f"the prompt cannot be turned into tokens: {error}") from None
         return self._engine.submit_tokens(tokens, request.options, f"line {index + 1}")
 
-    def _ended(self, going: dict[int, tuple[int, Request]]) -> Iterator[tuple[Request, Answer]]:
+    def _ended(self, going: dict[int, Asked]) -> Iterator[tuple[Asked, Answer]]:
         """Runs the engine for a tick and takes out the requests that it has ended."""
         for handle in self._engine.step():
             if handle.done and handle.number in going:
-                index, request = going.pop(handle.number)
-                written = handle.result()
-                yield request, Answer(index, request.custom_id, written, written.error)
+                asked, written = going.pop(handle.number), handle.result()
+                named = asked.index, asked.request.custom_id
+                yield asked, Answer(*named, written, written.error)

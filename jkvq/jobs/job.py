@@ -2,13 +2,13 @@
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from jkvq.engine.options import Options
 from jkvq.jobs.answers import AnswerFile, answer_line, open_answers
-from jkvq.jobs.batch import Answer, Window
+from jkvq.jobs.batch import Answer, Asked, Window
 from jkvq.jobs.lines import RequestLines
 from jkvq.llm import LLM
 from jkvq.support.compile_clock import compiling
@@ -50,20 +50,40 @@ class Job:
         return self._answers.errors
 
     def run(self, llm: LLM, *, memory: float = 0.9, slots: int | None = None) -> Tally:
-        """Answers what is not answered yet; each answer is in the file as soon as it is there."""
-        window, tally = Window(llm, memory, slots), Tally()
-        start = _now()
-        with count_bar("Answering", self.total) as bar:
-            if self.kept:
-                bar.reach(self.kept)
-            for request, answer in window.answers(self._requests.left(self._answers.done)):
-                self._answers.append(answer_line(request, answer, llm.name))
-                tally.add(answer)
-                tally.seconds = _now() - start
-                if tally.written:
-                    bar.rename(f"Answering, {tally.rate:,.0f} tokens/s")
-                bar.advance(1)
-        return tally
+        """Answers what is not answered yet."""
+        return run_jobs([self], Window(llm, memory, slots).answers, llm.name)
+
+    def left(self, job: int = 0) -> Iterator[Asked]:
+        """Requests that are not answered yet, as those of the job of this number."""
+        for index, request in self._requests.left(self._answers.done):
+            yield Asked(job, index, request)
+
+    def keep(self, asked: Asked, answer: Answer, model: str) -> None:
+        """Writes an answer to the file."""
+        self._answers.append(answer_line(asked.request, answer, model))
+
+
+# Whatever answers requests: an engine here, or several elsewhere.
+Answerer = Callable[[Iterator[Asked]], Iterator[tuple[Asked, Answer]]]
+
+
+def run_jobs(
+    jobs: Sequence[Job], answerer: Answerer, model: str, label: str = "Answering"
+) -> Tally:
+    """Answers what is left of some jobs; each answer is in its file as soon as it is there."""
+    tally, start = Tally(), _now()
+    left = (asked for number, job in enumerate(jobs) for asked in job.left(number))
+    with count_bar(label, sum(job.total for job in jobs)) as bar:
+        if kept := sum(job.kept for job in jobs):
+            bar.reach(kept)
+        for asked, answer in answerer(left):
+            jobs[asked.job].keep(asked, answer, model)
+            tally.add(answer)
+            tally.seconds = _now() - start
+            if tally.written:
+                bar.rename(f"{label}, {tally.rate:,.0f} tokens/s")
+            bar.advance(1)
+    return tally
 
 
 def _now() -> float:

@@ -14,7 +14,7 @@ from jkvq.support.errors import UserError, nearest
 
 _OPTIONS = [field.name for field in dataclasses.fields(Options)]
 _IDENTITY = ("custom_id", "id")
-_PLAIN = [*_IDENTITY, "prompt", "messages", *_OPTIONS]
+_PLAIN = [*_IDENTITY, "prompt", "messages", "metadata", *_OPTIONS]  # metadata is not looked at
 _LINE = (
     'a line is {"prompt": "..."} or {"messages": [...]}, with options if you like, or one of '
     'OpenAI\'s batches with "custom_id", "url" and "body"'

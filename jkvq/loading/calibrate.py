@@ -40,7 +40,7 @@ from jkvq.llm import LLM, missing_calibration, with_cache
 from jkvq.models.dtype import DTypeLike
 from jkvq.models.model import Model, load_model
 from jkvq.support.arguments import INT32, flag, refusal, whole
-from jkvq.support.atomic_folder import require_vacant
+from jkvq.support.atomic import require_vacant
 from jkvq.support.errors import UserError
 from jkvq.support.progress import note
 from jkvq.version import VERSION

@@ -6,7 +6,7 @@ from pathlib import Path
 from jkvq.models.dtype import compute_dtype
 from jkvq.models.formats.checkpoint import open_checkpoint
 from jkvq.models.formats.converted_folder import write_converted
-from jkvq.support.atomic_folder import require_vacant
+from jkvq.support.atomic import require_vacant
 from jkvq.support.progress import spinner
 
 

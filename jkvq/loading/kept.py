@@ -17,7 +17,7 @@ from jkvq.models.formats.catalog import (
     has_its_size,
     is_whole,
 )
-from jkvq.support.atomic_folder import is_vacant, reading
+from jkvq.support.atomic import is_vacant, reading
 from jkvq.support.errors import UserError, nearest
 from jkvq.support.lock import lock_beside
 from jkvq.support.memory import format_bytes

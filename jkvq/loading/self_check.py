@@ -5,12 +5,9 @@ is about the logarithm of what the cache multiplies the perplexity by. Caches th
 stay below `BROKEN`, those that do not fit a model lie far above it; docs/generation.md has figures.
 """
 
-import contextlib
 import dataclasses
 import hashlib
 import json
-import os
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +24,8 @@ from jkvq.evaluation.perplexity import compare
 from jkvq.evaluation.subjects import CHUNK, Cached
 from jkvq.llm import LLM, with_cache
 from jkvq.models.model import Model
+from jkvq.support.atomic import written_whole
+from jkvq.support.errors import UserError
 from jkvq.support.memory import format_bytes, free_bytes
 from jkvq.support.progress import note
 from jkvq.support.user_cache import cache_folder
@@ -155,17 +154,9 @@ def read_check(place: Path) -> Check | None:
 
 
 def _keep(found: Check, place: Path) -> None:
-    """Writes a result whole or not at all; where that cannot be, the next use checks again."""
-    draft = None
+    """Writes a result; where that cannot be, the next use checks again."""
     try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        handle, draft = tempfile.mkstemp(prefix=".", dir=place.parent)
-        with os.fdopen(handle, "w") as file:
+        with written_whole(place) as file:
             json.dump(dataclasses.asdict(found), file)
-        os.replace(draft, place)
-    except OSError as error:
-        note(f"the check of {found.cache} could not be kept: {error.strerror}")
-    finally:
-        if draft is not None:
-            with contextlib.suppress(OSError):  # renamed, as it should be
-                os.unlink(draft)
+    except UserError as error:
+        note(f"the check of {found.cache} could not be kept: {error}")

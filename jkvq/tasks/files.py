@@ -24,14 +24,17 @@ def read_lines(folder: Path, name: str, source: str, fields: tuple[str, ...]) ->
             f"there is no {name} (or {name}.gz) in {folder}: get it from {source}, and name its "
             "folder with --data"
         )
-    number = 0
+    number = 1
     try:
         with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
-            for number, line in enumerate(file, 1):
+            for line in file:
                 if line.strip():
                     found = json.loads(line)
                     yield {**found, **{field: found[field] for field in fields}}
+                number += 1
     except KeyError as error:
-        raise UserError(f"{path}, line {number}, has no field {error}: get it from {source}") from None
+        raise UserError(
+            f"{path}, line {number}, has no field {error}: get it from {source}"
+        ) from None
     except (OSError, EOFError, ValueError, TypeError) as error:
-        raise UserError(f"{path}, line {number + 1}, cannot be read: {error}") from None
+        raise UserError(f"{path}, line {number}, cannot be read: {error}") from None

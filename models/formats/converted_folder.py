@@ -13,7 +13,7 @@ from jkvq.models.config import ModelConfig
 from jkvq.models.decoder import Params, abstract_params
 from jkvq.models.dtype import require_range
 from jkvq.models.tokenizer import Tokenizer, tokenizer_from_folder
-from jkvq.support.atomic_folder import array_errors, drafted, require_vacant
+from jkvq.support.atomic import array_errors, drafted, require_vacant
 from jkvq.support.errors import UserError
 from jkvq.support.progress import spinner
 

@@ -40,6 +40,8 @@ BAD = [
     ({"seed": 1.5}, "seed=1.5: "),
     ({"ignore_eos": "no"}, "ignore_eos='no': True or False"),
     ({"chat": 1}, "chat=1: True or False"),
+    ({"answer_start": None}, "answer_start=None: text"),
+    ({"answer_start": "\udce9"}, "answer_start=.*: text"),
 ]
 
 

@@ -55,6 +55,20 @@ def test_tokens_may_be_numpys(tiny, prompts, tokens):
     assert encoded(tiny, prompts) == tokens
 
 
+def test_an_answer_start_stands_behind_the_template(tiny):
+    template = "{{ messages[0]['content'] }}?{% if add_generation_prompt %} A:{% endif %}"
+    hf = type(tiny.tokenizer.hf)(
+        tokenizer_object=tiny.tokenizer.hf.backend_tokenizer, chat_template=template
+    )
+    llm = dataclasses.replace(tiny, tokenizer=dataclasses.replace(tiny.tokenizer, hf=hf))
+    plain = hf.encode("Hi? A: {", add_special_tokens=False)
+    assert encode_prompt(llm, "Hi", None, " {") == plain
+    assert encode_prompt(llm, [{"role": "user", "content": "Hi"}], None, " {") == plain
+    assert encode_prompt(llm, "Hi", False, " {") == llm.tokenizer.encode("Hi {")
+    with pytest.raises(jkvq.UserError, match="answer_start goes with text and conversations"):
+        encode_prompt(llm, [1, 2], None, " {")
+
+
 class Silent:
     """A tokenizer that knows no character."""
 

@@ -91,7 +91,7 @@ def test_an_interruption_leaves_nothing(plain, kept, monkeypatch, capsys, error)
     llm = jkvq.with_cache(plain, "int4")
     if isinstance(error, OSError):
         assert check_cache(plain, llm, None) is not None
-        assert "could not be kept: No space left on device" in capsys.readouterr().err
+        assert "cannot be written: No space left on device" in capsys.readouterr().err
     else:
         with pytest.raises(KeyboardInterrupt):
             check_cache(plain, llm, None)

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from jkvq.cli.evaluate.shared import Caches, Calibrations, Plot, calibrated, choose_calibrations
+from jkvq.cli.evaluate.shared import (
+    Caches,
+    Calibrations,
+    Plot,
+    calibrated,
+    choose_calibrations,
+    whole_numbers,
+)
 from jkvq.cli.shared import (
     AsJson,
     Dtype,
@@ -19,7 +26,6 @@ from jkvq.cli.shared import (
     require_positive,
 )
 from jkvq.defaults import DEFAULT_MODEL, PLAIN_CACHE
-from jkvq.support.errors import UserError
 
 if TYPE_CHECKING:
     from jkvq.evaluation.needles import Cell
@@ -51,7 +57,10 @@ def eval_niah(
     from jkvq.support.pictures import check_picture, save_picture
 
     names, tasks, text = split_names(cache), task.split(","), read_haystack(haystack)
-    lengths, depths = _numbers("length", length), [d / 100 for d in _numbers("depth", depth)]
+    lengths, depths = (
+        whole_numbers("length", length),
+        [d / 100 for d in whole_numbers("depth", depth)],
+    )
     require_positive(trials=trials)
     require_known(implementation)
     check_picture(plot)
@@ -76,13 +85,6 @@ def eval_niah(
         return
     title += f"; lengths {length}, depths {depth} %"
     print_table(title, ("cache", *tasks, "mean"), _rows(found, tasks))
-
-
-def _numbers(name: str, text: str) -> list[int]:
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError:
-        raise UserError(f"{name}={text}: whole numbers with commas between") from None
 
 
 def _rows(found: "Mapping[str, list[Cell]]", tasks: Sequence[str]):

@@ -25,6 +25,14 @@ Plot = Annotated[Path | None, typer.Option(help="Draw it too, as PNG.", show_def
 Tokens = Annotated[int, typer.Option(help="How many, from the text's beginning.")]
 
 
+def whole_numbers(name: str, text: str) -> list[int]:
+    """The numbers of an option that takes several."""
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise UserError(f"{name}={text}: whole numbers with commas between") from None
+
+
 def choose_calibrations(folders: Sequence[Path], caches: Sequence[str]) -> dict[str, Path | None]:
     """The folder that serves each cache or baseline; None is the calibration kept for the model."""
     from jkvq.evaluation.subjects import choose_calibration

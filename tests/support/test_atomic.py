@@ -3,7 +3,10 @@ import threading
 import time
 from pathlib import Path
 
-from jkvq.support.atomic_folder import drafted, reading
+import pytest
+
+from jkvq.support.atomic import drafted, reading, written_whole
+from jkvq.support.errors import UserError
 
 
 def write(folder: Path, text: str) -> None:
@@ -54,3 +57,21 @@ def test_reading_goes_on_when_the_lock_cannot_be_opened(tmp_path):
     lock.mkdir()  # no user can open it for writing, not even root
     with reading(tmp_path / "kept"):
         assert (tmp_path / "kept" / "one").read_text() == "1"
+
+
+def test_a_file_is_replaced_whole_or_not_at_all(tmp_path):
+    path = tmp_path / "new" / "file"
+    with written_whole(path) as file:
+        file.write("one")
+        assert not path.exists()
+    with pytest.raises(ZeroDivisionError), written_whole(path) as file:
+        file.write("two")
+        raise ZeroDivisionError
+    assert path.read_text() == "one"
+    assert [each.name for each in path.parent.iterdir()] == ["file"]
+
+
+def test_a_file_that_cannot_be_is_refused_in_a_sentence(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="cannot be written: "), written_whole(tmp_path / "file/x"):
+        pass

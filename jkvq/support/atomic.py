@@ -1,4 +1,4 @@
-"""Folders that are written whole or not at all."""
+"""Files and folders that are written whole or not at all."""
 
 import contextlib
 import logging
@@ -7,10 +7,30 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 from jkvq.support.errors import UserError
 from jkvq.support.lock import lock_beside
 from jkvq.support.memory import format_bytes
+
+
+@contextlib.contextmanager
+def written_whole(path: Path) -> Iterator[IO[str]]:
+    """A text file that takes the place of ``path`` if the body succeeds."""
+    draft: str | None = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, draft = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
+        with open(handle, "w", encoding="utf-8", newline="\n") as file:
+            yield file
+        os.chmod(draft, 0o644)  # mkstemp's are private
+        os.replace(draft, path)
+    except OSError as error:
+        raise UserError(f"{path} cannot be written: {error.strerror or error}") from None
+    finally:
+        if draft is not None:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(draft)
 
 
 @contextlib.contextmanager

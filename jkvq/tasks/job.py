@@ -1,0 +1,130 @@
+"""Tasks as a job: the same problems through every cache, in as many runs as it takes.
+
+A job's folder holds problems/TASK.jsonl, answers/CACHE/TASK.jsonl, scores/CACHE/TASK.jsonl and the
+report. What is there is not made again.
+"""
+
+import contextlib
+import dataclasses
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from jkvq.cache.footprint import bits_per_element
+from jkvq.cache.shape import CacheShape
+from jkvq.cache.specs.spec_text import parse_spec
+from jkvq.jobs.job import Answerer, Tally, open_job, run_jobs
+from jkvq.models.model import Model
+from jkvq.support.atomic import written_whole
+from jkvq.support.errors import UserError
+from jkvq.support.progress import note, spinner
+from jkvq.tasks.problems import Sampling, write_problems
+from jkvq.tasks.report import write_report
+from jkvq.tasks.results import Results, results_of
+from jkvq.tasks.scores import read_scores, score_answers
+from jkvq.tasks.task import Setting, Task
+
+_MANIFEST = "job.json"
+
+
+@dataclass(frozen=True)
+class TaskJob:
+    """Tasks of one model in a folder.
+
+    out: the folder.
+    tasks: by their names.
+    """
+
+    out: Path
+    tasks: Mapping[str, Task]
+
+    def prepare(self, model: Model, setting: Setting, sampling: Sampling) -> None:
+        """Writes the problems that are not there yet; refuses a folder of another job."""
+        self._claim(
+            {
+                "model": model.name,
+                "weights": model.fingerprint,
+                "lengths": list(setting.lengths),
+                "limit": setting.limit,
+                **dataclasses.asdict(sampling),
+            }
+        )
+        if not model.tokenizer.can_chat:
+            note(f"{model.name} has no chat template: problems are given to it as plain text")
+        for name, task in self.tasks.items():
+            if not self._problems(name).exists():
+                with spinner(f"Preparing {name}"):
+                    write_problems(self._problems(name), task.problems(setting), sampling)
+
+    def _claim(self, own: dict) -> None:
+        """Notes what the folder's answers are of, or compares it with the note."""
+        place = self.out / _MANIFEST
+        if not place.exists():
+            with written_whole(place) as file:
+                json.dump(own, file, indent=1)
+            return
+        try:
+            kept = json.loads(place.read_text("utf-8"))
+            other = next((name for name in own if kept[name] != own[name]), None)
+        except (OSError, ValueError, KeyError, TypeError):
+            raise UserError(f"{place} is no job of ours: name another folder with --out") from None
+        if other is not None:
+            raise UserError(
+                f"{self.out} holds answers with {other}={kept[other]}, not {own[other]}: give the "
+                "same, or another folder with --out"
+            )
+
+    def answer(self, cache: str, answerer: Callable[[], Answerer]) -> Tally | None:
+        """Has a cache answer what it has not answered; None if there is nothing.
+
+        Args:
+            cache: its name.
+            answerer: makes what answers, if it is needed.
+        """
+        _make_folder(self.out / "answers" / cache)
+        with contextlib.ExitStack() as held:
+            jobs = [
+                held.enter_context(open_job(self._problems(task), self._answers(cache, task)))
+                for task in self.tasks
+            ]
+            if all(job.kept == job.total for job in jobs):
+                return None
+            return run_jobs(jobs, answerer(), cache, f"Answering with {cache}")
+
+    def score(self, cache: str) -> None:
+        """Scores the answers of a cache, unless that has been done."""
+        for name, task in self.tasks.items():
+            places = self._problems(name), self._answers(cache, name), self._scores(cache, name)
+            score_answers(task, *places)
+
+    def report(self, caches: Sequence[str], model: Model, reference: str) -> Results:
+        """Writes what the scores say, and returns it."""
+        scores = {
+            cache: {task: list(read_scores(self._scores(cache, task))) for task in self.tasks}
+            for cache in caches
+        }
+        shape = CacheShape.of(model.config)
+
+        def bits(cache: str, context: int) -> float:
+            return bits_per_element(parse_spec(cache), shape, context)
+
+        results = results_of(scores, bits, reference)
+        write_report(self.out, model.name, results, scores, reference)
+        return results
+
+    def _problems(self, task: str) -> Path:
+        return self.out / "problems" / f"{task}.jsonl"
+
+    def _answers(self, cache: str, task: str) -> Path:
+        return self.out / "answers" / cache / f"{task}.jsonl"
+
+    def _scores(self, cache: str, task: str) -> Path:
+        return self.out / "scores" / cache / f"{task}.jsonl"
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{folder} cannot be made: {error.strerror}") from None

@@ -1,0 +1,73 @@
+import json
+
+import pytest
+
+from jkvq.tasks.report import overview, write_report
+from jkvq.tasks.results import Column, results_of
+from jkvq.tasks.scores import Score
+
+
+def score(problem: str, part: str, value: float, text: str = "a text", **more) -> Score:
+    given = {"kind": "", "ended": True, "context": 100, "tokens": 10, "expected": "1"}
+    return Score(problem=problem, part=part, score=value, text=text, **(given | more))
+
+
+SCORES = {
+    "bf16": {
+        "sums": [score("0", "", 1.0), score("0", "", 0.0), score("1", "", 1.0)],
+        "words": [
+            score("a", "64", 1.0, kind="one"),
+            score("b", "64", 1.0, kind="two"),
+            score("a", "256", 0.0, kind="one"),
+        ],
+    },
+    "int4": {
+        "sums": [
+            score("0", "", 0.0, "a test", ended=False, tokens=40),
+            score("0", "", 0.0),
+            score("1", "", 1.0, "a"),
+        ],
+        "words": [
+            score("a", "64", 0.0, kind="one"),
+            score("b", "64", 1.0, kind="two", context=300),
+            score("a", "256", 0.0, kind="one"),
+        ],
+    },
+}
+
+
+def found():
+    return results_of(SCORES, lambda cache, context: context + len(cache), "bf16")
+
+
+def test_results_count_problems_not_samples():
+    results = found()
+    assert list(results) == [Column("sums", ""), Column("words", "64"), Column("words", "256")]
+    plain, packed = results[Column("sums", "")].values()
+    assert (plain.problems, plain.accuracy.value, packed.accuracy.value) == (2, 0.75, 0.5)
+    assert plain.difference is plain.same is plain.parted is None
+    assert packed.difference is not None
+    assert packed.difference.value == -0.25
+    assert (packed.ended, packed.tokens) == (pytest.approx(2 / 3), 20)
+    assert packed.same == pytest.approx(1 / 3)
+    assert packed.parted == (4 + 1) / 2  # "a te" of "a test", and all of "a"
+    assert results[Column("words", "64")]["int4"].bits == 200 + 4
+
+
+def test_the_report_says_what_the_results_are(tmp_path):
+    results = found()
+    write_report(tmp_path, "A model", results, SCORES, "bf16")
+    text = (tmp_path / "report.md").read_text()
+    assert "| cache | sums | words 64 | words 256 | words, area |" in text
+    assert "| bf16 | 75.0 | 100.0 | 0.0 | 50.0 |" in text
+    assert "| int4 | 50.0 (-25.0) | 50.0 (-50.0) | 0.0 (+0.0) | 25.0 |" in text
+    assert "| one 64 | 100.0 | 0.0 |" in text
+    assert "## sums by kind" not in text
+    listed = json.loads((tmp_path / "results.json").read_text())
+    assert [(each["task"], each["part"], each["cache"]) for each in listed[:2]] == [
+        ("sums", "", "bf16"),
+        ("sums", "", "int4"),
+    ]
+    assert listed[1]["difference"][0] == -0.25
+    assert (tmp_path / "accuracy.png").read_bytes().startswith(b"\x89PNG")
+    assert [row[0] for row in overview(results)] == ["cache", "bf16", "int4"]

@@ -1,0 +1,164 @@
+"""Jobs of tasks: the same problems for all, kept answers, and a second run that adds nothing."""
+
+import json
+import multiprocessing
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+import jkvq
+from jkvq.jobs.batch import Window
+from jkvq.jobs.requests import read_request
+from jkvq.support.compile_cache import keep_compiled_programs
+from jkvq.tasks.job import TaskJob
+from jkvq.tasks.problems import Sampling, read_problems, write_problems
+from jkvq.tasks.task import Problem, Setting
+from tests.tiny import CONFIG, byte_tokenizer, model_of
+
+
+class Letters:
+    """Asks for a text with a letter in it."""
+
+    about = "letters"
+
+    def problems(self, setting: Setting) -> Iterator[Problem]:
+        for number, letter in enumerate("etaoinshrdlu"[: setting.limit]):
+            prompt = f"Write {letter}, {'and ' * number}please"
+            yield Problem(f"{letter}", prompt, letter, 12, kind=letter, answer_start=" Here")
+
+    def score(self, problem: Problem, answer: str) -> float:
+        return float(problem.expected in answer)
+
+
+SAMPLING = Sampling(samples=1, temperature=0.0, max_new_tokens=None, seed=3)
+
+
+def setting(llm, limit: int | None = None) -> Setting:
+    return Setting(llm.tokenizer, llm.config.context, Path("."), (), limit, seed=0)
+
+
+def run(out: Path, llm, caches=("f32", "int4,page=8"), sampling=SAMPLING, **options) -> TaskJob:
+    job, model = TaskJob(out, {"letters": Letters()}), model_of(llm)
+    job.prepare(model, setting(llm, **options), sampling)
+    for cache in caches:
+        job.answer(cache, lambda cache=cache: Window(jkvq.with_cache(model, cache)).answers)
+        job.score(cache)
+    job.report(caches, model, caches[0])
+    return job
+
+
+def files(out: Path) -> dict[str, bytes]:
+    """What a job says in the end; answers say in which order they came."""
+    found = {p for p in out.rglob("*") if p.is_file() and "answers" not in p.parts}
+    return {str(p.relative_to(out)): p.read_bytes() for p in found if p.name[0] != "."}
+
+
+def test_problems_are_requests_and_come_back_as_they_were(tmp_path):
+    problems = [
+        Problem("a/1", "One?", ["1", "one"], 7, part="64", kind="few", stop=("\n",)),
+        Problem("b", "Zwei? ü", {"x": None}, 9, chat=False, answer_start=" So"),
+    ]
+    write_problems(tmp_path / "p.jsonl", problems, Sampling(2, 0.5, None, 0))
+    assert list(read_problems(tmp_path / "p.jsonl")) == [p for p in problems for _ in range(2)]
+    lines = [json.loads(line) for line in (tmp_path / "p.jsonl").read_text().splitlines()]
+    assert [line["custom_id"] for line in lines] == ["a/1#0", "a/1#1", "b#0", "b#1"]
+    assert len({line["seed"] for line in lines}) == 4
+    read = [read_request(line, 1, jkvq.Options()) for line in lines]
+    assert [request.error for request in read] == [None] * 4
+    options = read[2].options
+    assert (options.chat, options.answer_start, options.temperature) == (False, " So", 0.5)
+
+
+def test_a_second_run_adds_nothing(tmp_path, tiny):
+    run(tmp_path, tiny)
+    first = files(tmp_path)
+    assert {"report.md", "results.json", "scores/int4,page=8/letters.jsonl"} <= first.keys()
+    run(tmp_path, tiny)
+    assert files(tmp_path) == first
+
+
+def test_every_cache_gets_the_same_problems_and_scores_follow_the_texts(tmp_path, tiny):
+    run(tmp_path, tiny)
+    for cache in ("f32", "int4,page=8"):
+        lines = (tmp_path / "scores" / cache / "letters.jsonl").read_text().splitlines()
+        found = [json.loads(line) for line in lines]
+        assert [each["problem"] for each in found] == list("etaoinshrdlu")
+        for each in found:
+            assert each["score"] == (each["expected"] in each["text"])
+        assert sum(each["tokens"] for each in found) > 0
+    alone = jkvq.generate(tiny, "Write e, please", max_new_tokens=12, answer_start=" Here")
+    first = (tmp_path / "scores" / "f32" / "letters.jsonl").read_text().splitlines()[0]
+    assert json.loads(first)["text"] == alone.text
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"limit": 3}, "holds answers with limit=None, not 3: give the same, or another folder"),
+        ({"sampling": Sampling(1, 0.5, None, 3)}, "holds answers with temperature=0.0, not 0.5"),
+    ],
+)
+def test_another_job_in_the_same_folder_is_refused(tmp_path, tiny, changes, sentence):
+    run(tmp_path, tiny, caches=("f32",))
+    before = files(tmp_path)
+    with pytest.raises(jkvq.UserError, match=sentence):
+        run(tmp_path, tiny, **changes)
+    assert files(tmp_path) == before
+
+
+def test_a_folder_that_is_no_job_is_refused(tmp_path, tiny):
+    (tmp_path / "job.json").write_text("[]")
+    with pytest.raises(jkvq.UserError, match=r"job.json is no job of ours"):
+        run(tmp_path, tiny)
+
+
+def test_several_equal_samples_are_refused():
+    with pytest.raises(jkvq.UserError, match="samples=4 with temperature 0 are equal texts"):
+        Sampling(4, 0.0, None, 0)
+
+
+def test_an_answer_without_text_is_a_miss(tmp_path, tiny):
+    job = TaskJob(tmp_path, {"letters": Letters()})
+    job.prepare(model_of(tiny), setting(tiny, 2), SAMPLING)
+    answers = tmp_path / "answers" / "f32" / "letters.jsonl"
+    answers.parent.mkdir(parents=True)
+    lines = [
+        {"line": 1, "custom_id": "e#0", "text": None, "error": "not to be told"},
+        {"line": 2, "custom_id": "t#0", "text": "", "finish_reason": "stop", "error": None},
+    ]
+    answers.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    job.score("f32")
+    found = (tmp_path / "scores" / "f32" / "letters.jsonl").read_text().splitlines()
+    assert [json.loads(line)["score"] for line in found] == [0, 0]
+
+
+def go_on(out: Path, params) -> None:
+    """A run of the job, in a process of its own."""
+    keep_compiled_programs()
+    model = jkvq.Model("tiny", CONFIG, params, byte_tokenizer())
+    run(out, jkvq.with_cache(model, "f32"))
+
+
+def test_a_killed_job_ends_with_the_same_bytes(tmp_path, tiny):
+    whole, out = tmp_path / "whole", tmp_path / "killed"
+    run(whole, tiny)
+    params = jax.tree.map(np.asarray, tiny.params)
+    processes = multiprocessing.get_context("forkserver")
+    processes.set_forkserver_preload([__name__])  # what is imported, is so once
+    for answered in (2, 14, None):  # of 24, by the two caches
+        process = processes.Process(target=go_on, args=(out, params))
+        process.start()
+        while process.is_alive() and (answered is None or _answers(out) < answered):
+            time.sleep(0.002)
+        process.kill()
+        process.join()
+        assert process.exitcode == (0 if answered is None else -9), answered
+    assert files(out) == files(whole)
+
+
+def _answers(out: Path) -> int:
+    return sum(path.read_bytes().count(b"\n") for path in out.glob("answers/*/*.jsonl"))
