@@ -84,11 +84,14 @@ def prompts_of(llm: jkvq.LLM, lengths) -> list[list[int]]:
     return tokens
 
 
-def check_texts(count: int = 32, new: int = 24) -> None:
-    """Texts of ``count`` prompts in four situations, bit for bit."""
+def check_texts(count: int = 32, new: int = 40) -> None:
+    """Texts of ``count`` prompts in four situations, bit for bit.
+
+    Pages are small, so that sequences grow into new ones and are preempted.
+    """
     for cache in CACHES:
-        llm = llm_of(cache)
-        lengths = np.random.default_rng(1).integers(4, 400, count)
+        llm = llm_of(f"{cache},page=16")
+        lengths = np.random.default_rng(1).integers(250, 400, count)
         prompts = prompts_of(llm, lengths)
         options = Options(max_new_tokens=new, ignore_eos=True, seed=0)
 
@@ -108,7 +111,7 @@ def check_texts(count: int = 32, new: int = 24) -> None:
         warm = Engine(llm, slots=16, prefill_rows=1)
         texts(warm)
         hit = texts(warm)
-        pages = sum(sorted(pages_for(len(p) + new, llm.spec) for p in prompts)[-16:]) // 2
+        pages = sum(pages_for(len(p) + 8, llm.spec) for p in prompts[:8]) + 8
         short = Engine(llm, slots=16, prefill_rows=1, pages=pages, prefix_cache=False)
         preempted = texts(short)
         same = [
@@ -122,6 +125,7 @@ def check_texts(count: int = 32, new: int = 24) -> None:
             f"({short.stats.preemptions} of them)",
             flush=True,
         )
+        assert same == [count] * 3 and cached and short.stats.preemptions
 
 
 def check_shared(count: int = 200, prefix: int = 1024) -> None:

@@ -20,6 +20,7 @@ _CHUNKS = {"cpu": (32, 128, 256), "gpu": (32, 128, 512, 2048)}
 _TICK_TOKENS = {"cpu": 512, "gpu": 4096}
 _SLOTS = {"cpu": 8, "gpu": 64}
 _ROWS = 8
+_ROW_STEP = {"cpu": 2, "gpu": 8}  # a GPU has time for padding, and its programs compile for long
 _TAILS = 8  # ends of stored prompts that have room beside the windows of all slots
 
 
@@ -112,6 +113,7 @@ def _limits(llm: LLM, slots: int, pages: int, exact: int, longest: int, rows: in
         chunks=_here(_CHUNKS),
         rows=rows,
         tick_tokens=_here(_TICK_TOKENS),
+        row_step=_here(_ROW_STEP),
     )
 
 

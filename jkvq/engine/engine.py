@@ -312,6 +312,8 @@ class Engine:
     def _end(self, handle: Handle) -> None:
         self._scheduler.end(handle.sequence)
         del self._handles[handle.number]
+        if not self._handles:  # what was launched ahead is nobody's, and would keep the engine
+            self._unread.clear()
 
 
 def require_llm(llm: Any) -> None:

@@ -9,7 +9,6 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jkvq.cache.layout import KVCache, Sequences, empty_groups, table_columns
 from jkvq.cache.shape import CacheShape
-from jkvq.cache.sizes import power_of_two
 from jkvq.engine.sampling import SamplerArrays, Sampling
 from jkvq.engine.steps import BURST, Decoding, Drawn, decode_burst, join, prefill_chunk
 from jkvq.llm import LLM
@@ -33,7 +32,7 @@ class Runner:
     """Launches programs over the slots of an engine; nothing here waits for the device."""
 
     def __init__(self, llm: LLM, limits: Limits):
-        self._llm = llm
+        self._llm, self._limits = llm, limits
         shape, slots = CacheShape.of(llm.config), limits.slots
         self._groups = empty_groups(llm.spec, shape, limits.pages, limits.exact_pages)
         self._length: Int[Array, " B"] = jax.device_put(np.zeros(slots, np.int32))
@@ -41,7 +40,7 @@ class Runner:
 
     def prefill(self, group: list[Chunk], width: int) -> Float[Array, "R D"]:
         """Stores a chunk of some prompts, and returns the hidden states of their last tokens."""
-        llm, rows = self._llm, power_of_two(len(group))
+        llm, rows = self._llm, self._limits.padded_rows(len(group), width)
         columns = table_columns(max(chunk.end for chunk in group), llm.spec)
         tokens, count = np.zeros((rows, width), np.int32), np.zeros(rows, np.int32)
         tables, length = np.zeros((2, rows, columns), np.int32), np.zeros(rows, np.int32)

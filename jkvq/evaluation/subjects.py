@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Int
 
 from jkvq.cache.calibrated import Calibration, methods_for
 from jkvq.cache.footprint import bits_per_element
-from jkvq.cache.layout import KVCache, empty_cache, fill_table, pages_for
+from jkvq.cache.layout import KVCache, empty_cache, fill_table, pages_for, pages_of_window
 from jkvq.cache.shape import CacheShape
 from jkvq.cache.specs.spec_text import parse_spec
 from jkvq.calibration.artefact import load_artefact
@@ -69,7 +69,8 @@ class Cached:
     def start(self, tokens: int) -> KVCache:
         spec = self.llm.spec
         pages = range(1, 1 + pages_for(tokens, spec))
-        table = jnp.asarray(fill_table(spec, [pages], -(-tokens // spec.page)))
+        columns = max(-(-tokens // spec.page), pages_of_window(spec))
+        table = jnp.asarray(fill_table(spec, [pages], columns))
         return empty_cache(spec, CacheShape.of(self.llm.config), 1 + len(pages), table)
 
     def step(self, state: KVCache, tokens, count: int, position: int):

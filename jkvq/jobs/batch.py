@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 
@@ -38,7 +38,8 @@ class Answer:
     error: str | None = None
 
 
-class Asked(NamedTuple):
+@dataclass(frozen=True)
+class Asked:
     """A request of a job: of which one, if there are several, and its index there."""
 
     job: int

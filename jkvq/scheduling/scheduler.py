@@ -33,6 +33,7 @@ class Limits:
     chunks: tokens of a prompt that are stored at once, the widths that there are programs for;
         prompts are cut at multiples of the largest.
     rows: prompts that one program takes a chunk of.
+    row_step: numbers of rows that there are programs for are the powers of this.
     tick_tokens: prompt tokens between two bursts, at most, unless a single chunk is longer.
     """
 
@@ -43,6 +44,18 @@ class Limits:
     chunks: tuple[int, ...]
     rows: int
     tick_tokens: int
+    row_step: int = 2
+
+    def rows_of(self, width: int) -> int:
+        """Prompts at most that one program takes a chunk of this width of."""
+        return min(self.rows, max(1, self.tick_tokens // width))
+
+    def padded_rows(self, prompts: int, width: int) -> int:
+        """The rows of the program for so many prompts."""
+        rows = 1
+        while rows < prompts:
+            rows *= self.row_step
+        return max(prompts, min(rows, self.rows_of(width)))
 
 
 class Chunk(NamedTuple):

@@ -1,7 +1,9 @@
 """The engine over a small real model: whatever happens to a request, its text is its own."""
 
 import dataclasses
+import gc
 import threading
+import weakref
 from typing import Any
 
 import jax.numpy as jnp
@@ -40,6 +42,20 @@ def _engine(llm: jkvq.LLM, **changes: Any) -> Engine:
     """One whose programs have the same shapes whoever is in them."""
     sizes: dict[str, Any] = {"slots": 4, "prefill_rows": 1, "pages": 200}
     return Engine(llm, **(sizes | changes))
+
+
+def test_an_engine_that_has_ended_everything_is_let_go():
+    engine = _engine(_llm("f32,page=8"))
+    engine._ahead = 1  # as on a GPU: a burst is launched before it is known that a text has ended
+    tokens = engine.submit("Hello", max_new_tokens=9).result().tokens
+    engine.submit("Hello", max_new_tokens=99, stop_tokens=tokens[-1:]).result()
+    dropped = weakref.ref(engine)
+    gc.disable()
+    try:
+        del engine
+        assert dropped() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("cache", CACHES)

@@ -172,3 +172,10 @@ def test_smollm2_perplexity_through_packed_caches(smollm2, wikitext, cache, with
     result = perplexity(llm, first_tokens(llm.tokenizer, read_text(wikitext), 2048))
     expected, relative = within
     assert result.ppl == pytest.approx(expected, rel=relative)
+
+
+def test_a_text_within_the_windows_is_read_in_16_bits(tiny):
+    tokens = list(range(40))
+    windowed = jkvq.with_cache(model_of(tiny), "int2,sink=64,recent=64,page=8")
+    found, exact = (perplexity(llm, tokens).nll for llm in (windowed, tiny))
+    assert found == pytest.approx(exact, rel=1e-2)  # bfloat16

@@ -1,0 +1,1 @@
+"""Problems whose answers are programs, and where those run."""

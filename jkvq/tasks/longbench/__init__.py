@@ -1,0 +1,1 @@
+"""LongBench: questions about long documents, in English, Chinese and code."""

@@ -1,0 +1,1 @@
+"""Problems in words, and answers that are numbers and expressions."""

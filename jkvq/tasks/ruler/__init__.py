@@ -1,0 +1,1 @@
+"""RULER: needles, variables and words in prompts of any length, made by a seed."""
