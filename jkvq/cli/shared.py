@@ -57,6 +57,18 @@ Implementation = Annotated[
         show_default="the fastest here",
     ),
 ]
+Ray = Annotated[
+    str | None,
+    typer.Option(
+        help="Answer on a Ray cluster, one engine for each GPU: auto finds the cluster that this "
+        "machine is part of, local starts one, or give an address.",
+        show_default="in this process",
+    ),
+]
+Actors = Annotated[
+    int | None,
+    typer.Option(help="Engines on the cluster.", show_default="one for each GPU"),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
 

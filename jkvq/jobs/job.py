@@ -8,9 +8,8 @@ from pathlib import Path
 
 from jkvq.engine.options import Options
 from jkvq.jobs.answers import AnswerFile, answer_line, open_answers
-from jkvq.jobs.batch import Answer, Asked, Window
+from jkvq.jobs.batch import Answer, Asked
 from jkvq.jobs.lines import RequestLines
-from jkvq.llm import LLM
 from jkvq.support.compile_clock import compiling
 from jkvq.support.errors import UserError
 from jkvq.support.progress import count_bar, spinner
@@ -48,10 +47,6 @@ class Job:
     def errors(self) -> int:
         """Answers that are errors, those of earlier runs among them."""
         return self._answers.errors
-
-    def run(self, llm: LLM, *, memory: float = 0.9, slots: int | None = None) -> Tally:
-        """Answers what is not answered yet."""
-        return run_jobs([self], Window(llm, memory, slots).answers, llm.name)
 
     def left(self, job: int = 0) -> Iterator[Asked]:
         """Requests that are not answered yet, as those of the job of this number."""

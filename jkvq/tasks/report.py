@@ -119,7 +119,7 @@ def accuracy_figure(results: Results, title: str) -> "Figure":
     across = min(3, len(results))
     down = -(-len(results) // across)
     figure = new_figure(5 * across, 3.6 * down, f"{title}\nAccuracy against bits stored")
-    panels = figure.subplots(down, across, squeeze=False).flat
+    panels = list(figure.subplots(down, across, squeeze=False).flat)
     for axes, (column, by_cache) in zip(panels, results.items(), strict=False):
         for index, (cache, result) in enumerate(by_cache.items()):
             value, low, high = (100 * number for number in result.accuracy)
@@ -130,8 +130,8 @@ def accuracy_figure(results: Results, title: str) -> "Figure":
         axes.set_xlabel("bits per element")
         axes.set_ylabel("accuracy (%)")
         axes.grid(alpha=0.3)
-    for axes in list(panels):
-        axes.set_visible(False)
+    for axes in panels[len(results) :]:
+        axes.remove()
     names, labels = figure.axes[0].get_legend_handles_labels()
     figure.legend(names, labels, loc="outside lower center", ncols=4)
     return figure

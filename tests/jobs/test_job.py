@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 import jkvq
-from jkvq.jobs.job import Job, Tally, open_job
+from jkvq.jobs.batch import Window
+from jkvq.jobs.job import Job, Tally, open_job, run_jobs
 from jkvq.support.progress import Bar
 from tests.tiny import byte_tokenizer
 
@@ -33,7 +34,7 @@ class Files:
 
     def run(self, **options) -> tuple[Job, Tally]:
         with self.open(**options) as job:
-            return job, job.run(self._llm, slots=2)
+            return job, run_jobs([job], Window(self._llm, slots=2).answers, "tiny")
 
     def answers(self) -> dict[int, Any]:
         """By line; each is there once."""
@@ -195,7 +196,7 @@ def test_a_full_disk_ends_in_a_sentence(files, monkeypatch):
     with files.open() as job, Path("/dev/full").open("ab", buffering=0) as full:
         monkeypatch.setattr(job._answers, "_file", full)
         with pytest.raises(jkvq.UserError, match="No space left on device; the answers so far"):
-            job.run(files._llm, slots=2)
+            run_jobs([job], Window(files._llm, slots=2).answers, "tiny")
 
 
 def test_requests_are_sorted_by_how_they_begin_and_share_it(files):
@@ -203,7 +204,7 @@ def test_requests_are_sorted_by_how_they_begin_and_share_it(files):
     files.write([{"prompt": document + str(index)} for index in range(4) for document in documents])
     with files.open() as job:
         order = [index % 3 for index, _ in job._requests.left(job._answers.done)]
-        tally = job.run(files._llm, slots=2)
+        tally = run_jobs([job], Window(files._llm, slots=2).answers, "tiny")
     assert sum(a != b for a, b in pairwise(order)) == 2  # one after another
     shared = [each["cached_tokens"] for each in files.answers().values()]
     assert sorted(shared) == [0] * 3 + [256] * 9  # a chunk

@@ -11,7 +11,8 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from jkvq.jobs.job import open_job
+from jkvq.jobs.batch import Window
+from jkvq.jobs.job import open_job, run_jobs
 from jkvq.llm import with_cache
 from jkvq.models.model import Model
 from jkvq.support.compile_cache import keep_compiled_programs
@@ -27,7 +28,7 @@ def run(folder: Path, params) -> None:
     keep_compiled_programs()
     llm = with_cache(Model("tiny", CONFIG, params, tiny.byte_tokenizer()), "f32,page=8")
     with open_job(folder / "requests.jsonl", folder / "answers.jsonl", max_new_tokens=1) as job:
-        job.run(llm, slots=8)
+        run_jobs([job], Window(llm, slots=8).answers, llm.name)
 
 
 def test_a_job_killed_at_ten_moments_answers_each_line_once(tmp_path):

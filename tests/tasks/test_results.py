@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from jkvq.tasks.report import overview, write_report
+from jkvq.tasks.report import accuracy_figure, overview, write_report
 from jkvq.tasks.results import Column, results_of
 from jkvq.tasks.scores import Score
 
@@ -71,3 +71,14 @@ def test_the_report_says_what_the_results_are(tmp_path):
     assert listed[1]["difference"][0] == -0.25
     assert (tmp_path / "accuracy.png").read_bytes().startswith(b"\x89PNG")
     assert [row[0] for row in overview(results)] == ["cache", "bf16", "int4"]
+
+
+def test_the_picture_has_a_panel_for_each_column_and_no_other():
+    results = found()
+    one = next(iter(results.values()))
+    five = {Column(f"task {number}", ""): one for number in range(5)}
+    assert [axes.get_title() for axes in accuracy_figure(five, "").axes] == [
+        f"task {number}" for number in range(5)
+    ]
+    lines = accuracy_figure(results, "").axes[0].containers
+    assert [each.get_label() for each in lines] == ["bf16", "int4"]

@@ -1,5 +1,6 @@
 """`jkvq batch`: a file of requests, and a file of answers."""
 
+import functools
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -7,12 +8,14 @@ import typer
 
 from jkvq.cli.engine.interrupts import on_ctrl_c
 from jkvq.cli.shared import (
+    Actors,
     CalibrationFolder,
     Check,
     ChosenCache,
     Dtype,
     Implementation,
     Model,
+    Ray,
     require_positive,
 )
 from jkvq.defaults import DEFAULT_MODEL
@@ -52,15 +55,19 @@ def batch(
         int | None,
         typer.Option(help="Requests that run at once.", show_default="8 on a CPU and 64 on a GPU"),
     ] = None,
+    ray: Ray = None,
+    actors: Actors = None,
     dtype: Dtype = None,
     implementation: Implementation = None,
 ):
     """Answer a file of requests; the same command goes on where a run was stopped."""
     with spinner("Starting"):
-        from jkvq.jobs.job import open_job
+        from jkvq.jobs.batch import Window
+        from jkvq.jobs.job import open_job, run_jobs
+        from jkvq.jobs.ray_actors import ray_answerer
         from jkvq.loading.load import load
 
-    require_positive(slots=1 if slots is None else slots)
+    require_positive(slots=1 if slots is None else slots, actors=1 if actors is None else actors)
 
     def say_how_to_go_on() -> bool:
         note(f"{out} keeps the answers so far; the same command goes on from them")
@@ -71,7 +78,8 @@ def batch(
         if job.kept:
             note(f"{job.kept:,} of {job.total:,} requests are answered in {out} already")
         if job.kept < job.total:
-            llm = load(
+            made = functools.partial(
+                load,
                 model,
                 cache=cache,
                 calibration=calibration,
@@ -79,7 +87,11 @@ def batch(
                 implementation=implementation,
                 check=check,
             )
-            _report(job.run(llm, memory=memory, slots=slots))
+            if ray is None:
+                answerer = Window(made(), memory, slots).answers
+            else:
+                answerer = ray_answerer(made, ray, actors, slots)
+            _report(run_jobs([job], answerer, model))
         note(f"{job.total:,} answers in {out}, {job.errors:,} of them errors")
         if job.errors == job.total:
             raise typer.Exit(2)

@@ -1,5 +1,6 @@
 """`jkvq eval tasks`: the papers' tasks through every cache."""
 
+import functools
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,10 +15,12 @@ from jkvq.cli.evaluate.shared import (
     whole_numbers,
 )
 from jkvq.cli.shared import (
+    Actors,
     AsJson,
     Dtype,
     Implementation,
     Model,
+    Ray,
     print_json,
     print_table,
     require_positive,
@@ -64,6 +67,8 @@ def eval_tasks(
         int | None,
         typer.Option(help="Answers at once.", show_default="8 on a CPU and 64 on a GPU"),
     ] = None,
+    ray: Ray = None,
+    actors: Actors = None,
     dtype: Dtype = None,
     implementation: Implementation = None,
     as_json: AsJson = False,
@@ -77,7 +82,9 @@ def eval_tasks(
         from jkvq.attention.implementation import require_known
         from jkvq.cache.specs.spec_text import parse_spec, split_names
         from jkvq.jobs.batch import Window
+        from jkvq.jobs.ray_actors import ray_answerer
         from jkvq.llm import with_cache
+        from jkvq.loading.load import load
         from jkvq.models.model import load_model
         from jkvq.tasks.job import TaskJob
         from jkvq.tasks.problems import Sampling
@@ -86,7 +93,7 @@ def eval_tasks(
     sampling = Sampling(samples, temperature, max_new_tokens, seed)
     chosen, numbers = _chosen(tasks), tuple(whole_numbers("lengths", lengths))
     require_positive(limit=1 if limit is None else limit, lengths=min(numbers))
-    require_positive(slots=1 if slots is None else slots)
+    require_positive(slots=1 if slots is None else slots, actors=1 if actors is None else actors)
     require_known(implementation)
     names = list(dict.fromkeys([PLAIN_CACHE, *split_names(cache)]))
     for name in names:
@@ -99,11 +106,15 @@ def eval_tasks(
 
     def answerer(name: str):
         known = calibrated(plain, name, folders[name])
-        return Window(with_cache(plain, name, known, implementation=implementation), slots=slots)
+        how = {"implementation": implementation}
+        if ray is None:
+            return Window(with_cache(plain, name, known, **how), slots=slots).answers
+        how |= {"cache": name, "calibration": folders[name], "dtype": dtype, "check": False}
+        return ray_answerer(functools.partial(load, model, **how), ray, actors, slots)
 
     with on_ctrl_c(lambda: _how_to_go_on(out)):
         for name in names:
-            tally = job.answer(name, lambda name=name: answerer(name).answers)
+            tally = job.answer(name, functools.partial(answerer, name))
             if tally is not None:
                 note(f"{name}: {tally.written:,} tokens written, {tally.rate:,.1f} tokens/s")
             job.score(name)
