@@ -14,6 +14,7 @@ import typer
 from jkvq.cli.cache import cache
 from jkvq.cli.caches import caches
 from jkvq.cli.calibrate import calibrate
+from jkvq.cli.compare.command import compare
 from jkvq.cli.convert import convert
 from jkvq.cli.doctor import doctor
 from jkvq.cli.engine.batch import batch
@@ -39,6 +40,7 @@ app.command()(generate)
 app.command()(chat)
 app.command()(batch)
 app.command()(calibrate)
+app.command()(compare)
 app.command()(inspect)
 app.command()(convert)
 app.command()(caches)

@@ -6,6 +6,7 @@ report. What is there is not made again.
 
 import contextlib
 import dataclasses
+import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -38,6 +39,30 @@ class TaskJob:
 
     out: Path
     tasks: Mapping[str, Task]
+
+    def run(
+        self,
+        model: Model,
+        setting: Setting,
+        sampling: Sampling,
+        caches: Sequence[str],
+        answerer: Callable[[str], Answerer],
+    ) -> Results:
+        """Has every cache answer, scores the answers, and writes the report.
+
+        Args:
+            model: without a cache.
+            setting, sampling: how problems are made and answered.
+            caches: their names; the others are compared with the first.
+            answerer: makes what answers with a cache, if it is needed.
+        """
+        self.prepare(model, setting, sampling)
+        for cache in caches:
+            tally = self.answer(cache, functools.partial(answerer, cache))
+            if tally is not None:
+                note(f"{cache}: {tally.written:,} tokens written, {tally.rate:,.1f} tokens/s")
+            self.score(cache)
+        return self.report(caches, model)
 
     def prepare(self, model: Model, setting: Setting, sampling: Sampling) -> None:
         """Writes the problems that are not there yet; refuses a folder of another job."""
@@ -98,8 +123,8 @@ class TaskJob:
             places = self._problems(name), self._answers(cache, name), self._scores(cache, name)
             score_answers(task, *places)
 
-    def report(self, caches: Sequence[str], model: Model, reference: str) -> Results:
-        """Writes what the scores say, and returns it."""
+    def report(self, caches: Sequence[str], model: Model) -> Results:
+        """Writes what the scores say of caches beside the first, and returns it."""
         scores = {
             cache: {task: list(read_scores(self._scores(cache, task))) for task in self.tasks}
             for cache in caches
@@ -109,8 +134,9 @@ class TaskJob:
         def bits(cache: str, context: int) -> float:
             return bits_per_element(parse_spec(cache), shape, context)
 
-        results = results_of(scores, bits, reference)
-        write_report(self.out, model.name, results, scores, reference)
+        results = results_of(scores, bits, caches[0])
+        write_report(self.out, model.name, results, scores, caches[0])
+        note(f"the report is {self.out / 'report.md'}")
         return results
 
     def _problems(self, task: str) -> Path:

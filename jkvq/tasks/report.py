@@ -36,10 +36,10 @@ def write_report(
     with written_whole(folder / "report.md") as file:
         file.write(f"# {title}\n\n{_NOTES.format(reference=reference)}\n")
         file.write(f"![Accuracy against bits]({PICTURE})\n\n## All tasks\n\n")
-        file.writelines(_table(overview(results)))
+        file.writelines(table(overview(results)))
         for column in results:
             file.write(f"\n## {column.title}\n\n")
-            file.writelines(_table(_details(results[column])))
+            file.writelines(table(_details(results[column])))
         for task in dict.fromkeys(column.task for column in results):
             file.writelines(_kinds(task, {name: each[task] for name, each in scores.items()}))
     with written_whole(folder / "results.json") as file:
@@ -55,7 +55,7 @@ def listed(results: Results) -> list[dict[str, Any]]:
     ]
 
 
-def _table(rows: Iterable[Sequence[str]]) -> Iterator[str]:
+def table(rows: Iterable[Sequence[str]]) -> Iterator[str]:
     """Rows as Markdown, the first of them the header."""
     for number, row in enumerate(rows):
         yield f"| {' | '.join(row)} |\n"
@@ -111,7 +111,7 @@ def _kinds(task: str, scores: Mapping[str, Sequence[Score]]) -> Iterator[str]:
         [Column(kind, part).title, *(f"{100 * each[kind, part]:.1f}" for each in means.values())]
         for kind, part in keys
     )
-    yield from _table([["", *means], *rows])
+    yield from table([["", *means], *rows])
 
 
 def accuracy_figure(results: Results, title: str) -> "Figure":

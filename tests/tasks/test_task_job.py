@@ -43,11 +43,11 @@ def setting(llm, limit: int | None = None) -> Setting:
 
 def run(out: Path, llm, caches=("f32", "int4,page=8"), sampling=SAMPLING, **options) -> TaskJob:
     job, model = TaskJob(out, {"letters": Letters()}), model_of(llm)
-    job.prepare(model, setting(llm, **options), sampling)
-    for cache in caches:
-        job.answer(cache, lambda cache=cache: Window(jkvq.with_cache(model, cache)).answers)
-        job.score(cache)
-    job.report(caches, model, caches[0])
+
+    def answerer(cache: str):
+        return Window(jkvq.with_cache(model, cache)).answers
+
+    job.run(model, setting(llm, **options), sampling, caches, answerer)
     return job
 
 

@@ -91,7 +91,7 @@ def eval_tasks(
         from jkvq.tasks.task import Setting
 
     sampling = Sampling(samples, temperature, max_new_tokens, seed)
-    chosen, numbers = _chosen(tasks), tuple(whole_numbers("lengths", lengths))
+    chosen, numbers = chosen_tasks(tasks), tuple(whole_numbers("lengths", lengths))
     require_positive(limit=1 if limit is None else limit, lengths=min(numbers))
     require_positive(slots=1 if slots is None else slots, actors=1 if actors is None else actors)
     require_known(implementation)
@@ -100,9 +100,7 @@ def eval_tasks(
         parse_spec(name)  # refuses baselines, which are for other commands
     folders = choose_calibrations(calibration, names)
     plain = load_model(model, dtype=dtype)
-    job = TaskJob(out, chosen)
     setting = Setting(plain.tokenizer, plain.config.context, data, numbers, limit, seed)
-    job.prepare(plain, setting, sampling)
 
     def answerer(name: str):
         known = calibrated(plain, name, folders[name])
@@ -112,26 +110,22 @@ def eval_tasks(
         how |= {"cache": name, "calibration": folders[name], "dtype": dtype, "check": False}
         return ray_answerer(functools.partial(load, model, **how), ray, actors, slots)
 
-    with on_ctrl_c(lambda: _how_to_go_on(out)):
-        for name in names:
-            tally = job.answer(name, functools.partial(answerer, name))
-            if tally is not None:
-                note(f"{name}: {tally.written:,} tokens written, {tally.rate:,.1f} tokens/s")
-            job.score(name)
-    results = job.report(names, plain, PLAIN_CACHE)
-    note(f"the report is {out / 'report.md'}")
+    with on_ctrl_c(functools.partial(how_to_go_on, out)):
+        results = TaskJob(out, chosen).run(plain, setting, sampling, names, answerer)
     if as_json:
         print_json({"model": model, "results": _listed(results)})
         return
     _print(results, f"{model}, accuracy in percent and its difference from {PLAIN_CACHE}")
 
 
-def _how_to_go_on(out: Path) -> bool:
+def how_to_go_on(out: Path) -> bool:
+    """Says what an interrupted job leaves."""
     note(f"{out} keeps the answers so far; the same command goes on from them")
     return False  # it ends
 
 
-def _chosen(tasks: str) -> "dict[str, Task]":
+def chosen_tasks(tasks: str) -> "dict[str, Task]":
+    """Tasks by their names, from a list of these."""
     from jkvq.tasks.catalog import TASKS
 
     names = [name.strip() for name in tasks.split(",")]

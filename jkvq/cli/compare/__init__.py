@@ -1,0 +1,1 @@
+"""`jkvq compare`: everything about some caches of a model, in one folder."""

@@ -1,0 +1,62 @@
+"""The report of a comparison: one table of everything, and where the rest is."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from jkvq.cli.compare.stages import CONTEXTS, Found
+from jkvq.support.atomic import written_whole
+from jkvq.support.memory import format_bytes
+from jkvq.tasks.report import table
+from jkvq.tasks.results import Results
+
+
+@dataclass(frozen=True)
+class Findings:
+    """All that was measured, by cache; tasks only if some were asked for."""
+
+    memory: Found
+    perplexity: Found
+    fidelity: Found
+    speed: Found
+    tasks: Results | None
+
+
+def rows(found: Findings) -> Iterator[list[str]]:
+    """A row for each cache, behind the header."""
+    columns = list(found.tasks or {})
+    lengths = [f"bits at {context:,}" for context in CONTEXTS]
+    quality = ["perplexity", "KL", "attention output error"]
+    yield ["cache", *lengths, *quality, *(each.title for each in columns), "tokens/s"]
+    for cache, memory in found.memory.items():
+        score = found.perplexity[cache]
+        tasks = [f"{100 * (found.tasks or {})[each][cache].accuracy.value:.1f}" for each in columns]
+        yield [
+            cache,
+            *(f"{memory['bits'][context]:.2f}" for context in CONTEXTS),
+            *(f"{score['ppl']:,.3f}", f"{score['kl']:.4f}"),
+            f"{found.fidelity[cache]['output']:.3g}",
+            *tasks,
+            f"{found.speed[cache]['engine']:,.1f}",
+        ]
+
+
+def write_comparison(folder: Path, title: str, found: Findings) -> None:
+    """Writes report.md."""
+    longest = CONTEXTS[-1]
+    with written_whole(folder / "report.md") as file:
+        file.write(f"# {title}\n\n")
+        file.writelines(table(rows(found)))
+        file.write(
+            "\nPerplexity and KL (nats, from bf16) are of the text's first tokens, every token "
+            "read as decode would see it. The error is that of attention's output, squared over "
+            "its squared norm, in the mean over layers ([by layer](fidelity.png)). Tokens per second "
+            f"are of 8 requests at once in one engine. A sequence of {longest:,} tokens takes "
+        )
+        taken = (
+            f"{format_bytes(memory['bytes'][longest])} ({cache})"
+            for cache, memory in found.memory.items()
+        )
+        file.write(f"{', '.join(taken)}.\n")
+        if found.tasks:
+            file.write("\nTasks, with intervals: [tasks/report.md](tasks/report.md).\n")

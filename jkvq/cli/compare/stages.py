@@ -1,0 +1,134 @@
+"""The measurements of a comparison: each is kept by cache, and made where it is missing."""
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from jkvq.cache.calibrated import Calibration
+from jkvq.cache.footprint import bits_per_element, sequence_bytes
+from jkvq.cache.shape import CacheShape
+from jkvq.cache.specs.spec_text import parse_spec
+from jkvq.defaults import PLAIN_CACHE
+from jkvq.evaluation.corpus import leading_tokens
+from jkvq.evaluation.engine_bench import Request, bench_engine
+from jkvq.evaluation.fidelity import fidelity
+from jkvq.evaluation.perplexity import compare
+from jkvq.evaluation.plots import fidelity_figure
+from jkvq.evaluation.subjects import reconstruction, subject
+from jkvq.llm import LLM, with_cache
+from jkvq.models.model import Model
+from jkvq.support.atomic import written_whole
+from jkvq.support.errors import UserError
+from jkvq.support.pictures import save_picture
+
+Found = dict[str, dict[str, Any]]  # figures by cache
+CONTEXTS = (2048, 16384, 131072)
+_AT_ONCE = 8  # requests, when speed is measured
+
+
+@dataclass(frozen=True)
+class Stages:
+    """Caches of one model, measured into a folder.
+
+    calibrations: by cache; the 16-bit one is the first.
+    """
+
+    out: Path
+    model: Model
+    calibrations: Mapping[str, Calibration | None]
+    implementation: str | None
+
+    def llm(self, cache: str) -> LLM:
+        known = self.calibrations[cache]
+        return with_cache(self.model, cache, known, implementation=self.implementation)
+
+    def memory(self) -> Found:
+        """Bits per element, and bytes of a sequence, at some lengths."""
+        shape = CacheShape.of(self.model.config)
+        specs = {cache: parse_spec(cache) for cache in self.calibrations}
+        return {
+            cache: {
+                "bits": {n: bits_per_element(spec, shape, n) for n in CONTEXTS},
+                "bytes": {n: sequence_bytes(spec, shape, n) for n in CONTEXTS},
+            }
+            for cache, spec in specs.items()
+        }
+
+    def perplexity(self, tokens: list[int], text: str) -> Found:
+        """Perplexity of a text, and KL from the 16-bit cache."""
+
+        def measure(caches: Sequence[str]) -> Found:
+            asked = dict.fromkeys((PLAIN_CACHE, *caches))
+            subjects = {
+                cache: subject(
+                    *(self.model, cache, self.calibrations[cache]),
+                    implementation=self.implementation,
+                )
+                for cache in asked
+            }
+            leading = len(leading_tokens(self.model.tokenizer))
+            found = compare(subjects, tokens, reference=PLAIN_CACHE, leading=leading)
+            return {cache: dataclasses.asdict(found[cache]) for cache in caches}
+
+        return self._kept("perplexity", {"text": text, "tokens": len(tokens)}, measure)
+
+    def fidelity(self, tokens: list[int], text: str) -> Found:
+        """What caches do to attention, in the mean over layers; draws it by layers too."""
+
+        def measure(caches: Sequence[str]) -> Found:
+            kept = {
+                cache: reconstruction(self.model, cache, self.calibrations[cache])
+                for cache in caches
+            }
+            found = fidelity(self.model, tokens, kept)
+            title = f"{self.model.name}, first {len(tokens):,} tokens of {text}"
+            save_picture(fidelity_figure(found, title), self.out / "fidelity.png")
+            names = [field.name for field in dataclasses.fields(next(iter(found.values()))[0])]
+            return {
+                cache: {name: fmean(getattr(layer, name) for layer in each) for name in names}
+                for cache, each in found.items()
+            }
+
+        return self._kept("fidelity", {"text": text, "tokens": len(tokens)}, measure)
+
+    def speed(self, requests: Sequence[Request]) -> Found:
+        """Tokens per second of the engine with some requests at once, and of single calls."""
+
+        def measure(caches: Sequence[str]) -> Found:
+            found = {}
+            for cache in caches:  # one engine at a time: each takes most of the memory
+                ways = bench_engine({cache: self.llm(cache)}, requests, [_AT_ONCE])
+                found[cache] = {each.way: each.tokens_per_second for each in ways}
+            return found
+
+        return self._kept("speed", {"requests": len(requests), "at_once": _AT_ONCE}, measure)
+
+    def _kept(
+        self, stage: str, settings: dict[str, Any], measure: Callable[[Sequence[str]], Found]
+    ) -> Found:
+        """What a stage has found, now or in an earlier run."""
+        place, own = self.out / f"{stage}.json", {"model": self.model.name, **settings}
+        kept: dict[str, Any] = {**own, "caches": {}}
+        if place.exists():
+            try:
+                kept = json.loads(place.read_text("utf-8"))
+                other = next((name for name in own if kept[name] != own[name]), None)
+                by_cache = kept["caches"].keys()
+            except (OSError, ValueError, KeyError, TypeError, AttributeError):
+                raise UserError(f"{place} is not ours: name another folder with --out") from None
+            if other is not None:
+                raise UserError(
+                    f"{place} was measured with {other}={kept[other]}, not {own[other]}: give the "
+                    "same, or another folder with --out"
+                )
+        else:
+            by_cache = ()
+        if missing := [cache for cache in self.calibrations if cache not in by_cache]:
+            kept["caches"] |= measure(missing)
+            with written_whole(place) as file:
+                json.dump(kept, file, indent=1)
+        return {cache: kept["caches"][cache] for cache in self.calibrations}

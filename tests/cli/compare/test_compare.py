@@ -1,0 +1,52 @@
+import json
+
+import pytest
+
+import jkvq
+from tests.cli.running import run, run_json
+
+
+@pytest.fixture
+def sums(tmp_path):
+    lines = [{"question": f"{n} and {n}?", "answer": f"#### {2 * n}"} for n in range(2)]
+    (tmp_path / "gsm8k_test.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return tmp_path
+
+
+def test_one_folder_holds_what_the_single_commands_say(model, text, sums, tmp_path):
+    out = tmp_path / "out"
+    common = ("--model", model, "--text", text, "--tokens", "300")
+    chosen = ("--tasks", "gsm8k", "--data", str(sums), "--requests", "2", "--out", str(out))
+    printed = run("compare", *common, "--caches", "int4", *chosen)
+    report = (out / "report.md").read_text()
+    ppl = run_json("eval", "ppl", *common, "--cache", "int4")["results"]
+    for cache in ("bf16", "int4"):
+        (row,) = (line for line in report.splitlines() if line.startswith(f"| {cache} |"))
+        assert f"| {ppl[cache]['ppl']:,.3f} | {ppl[cache]['kl']:.4f} |" in row
+        assert cache in printed
+    kept = {path: path.read_bytes() for path in out.glob("*.json")}
+    assert {path.stem for path in kept} == {"perplexity", "fidelity", "speed"}
+    run("compare", *common, "--caches", "int4", *chosen)
+    assert {path: path.read_bytes() for path in out.glob("*.json")} == kept
+    # A cache that is added is measured; the others stay as they are.
+    run("compare", *common, "--caches", "int4,int8", *chosen)
+    speeds = json.loads((out / "speed.json").read_text())["caches"]
+    assert list(speeds) == ["bf16", "int4", "int8"]
+    assert speeds["int4"] == json.loads(kept[out / "speed.json"])["caches"]["int4"]
+    with pytest.raises(jkvq.UserError, match=r"was measured with tokens=300, not 200: give the"):
+        run("compare", *common[:-1], "200", "--caches", "int4", *chosen)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--caches", "kivi-int2"], "cache 'kivi-int2' exists in"),
+        (["--tasks", "gms8k"], "task 'gms8k' is not known"),
+        (["--requests", "0"], "requests=0: at least 1"),
+    ],
+)
+def test_bad_input_is_refused_before_a_model_is_loaded(text, tmp_path, arguments, sentence):
+    given = ("--text", text, "--out", str(tmp_path / "out"), "--model", "no-such-model")
+    with pytest.raises(jkvq.UserError, match=sentence):
+        run("compare", *given, *arguments)
+    assert not (tmp_path / "out").exists()
