@@ -10,6 +10,12 @@ from jkvq.support.memory import format_bytes
 from jkvq.tasks.report import table
 from jkvq.tasks.results import Results
 
+_NOTES = """
+Perplexity and KL (nats, from bf16) are of the text's first tokens, every token read as decode would
+see it. The error is that of attention's output, squared over its squared norm, in the mean over
+layers ([by layer](fidelity.png)). Tokens per second are of 8 requests at once in one engine. A
+sequence of {longest:,} tokens takes """
+
 
 @dataclass(frozen=True)
 class Findings:
@@ -47,12 +53,7 @@ def write_comparison(folder: Path, title: str, found: Findings) -> None:
     with written_whole(folder / "report.md") as file:
         file.write(f"# {title}\n\n")
         file.writelines(table(rows(found)))
-        file.write(
-            "\nPerplexity and KL (nats, from bf16) are of the text's first tokens, every token "
-            "read as decode would see it. The error is that of attention's output, squared over "
-            "its squared norm, in the mean over layers ([by layer](fidelity.png)). Tokens per second "
-            f"are of 8 requests at once in one engine. A sequence of {longest:,} tokens takes "
-        )
+        file.write(_NOTES.format(longest=longest))
         taken = (
             f"{format_bytes(memory['bytes'][longest])} ({cache})"
             for cache, memory in found.memory.items()

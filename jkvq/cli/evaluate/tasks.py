@@ -104,11 +104,12 @@ def eval_tasks(
 
     def answerer(name: str):
         known = calibrated(plain, name, folders[name])
-        how = {"implementation": implementation}
         if ray is None:
-            return Window(with_cache(plain, name, known, **how), slots=slots).answers
-        how |= {"cache": name, "calibration": folders[name], "dtype": dtype, "check": False}
-        return ray_answerer(functools.partial(load, model, **how), ray, actors, slots)
+            llm = with_cache(plain, name, known, implementation=implementation)
+            return Window(llm, slots=slots).answers
+        how = {"cache": name, "calibration": folders[name], "dtype": dtype, "check": False}
+        made = functools.partial(load, model, implementation=implementation, **how)
+        return ray_answerer(made, ray, actors, slots)
 
     with on_ctrl_c(functools.partial(how_to_go_on, out)):
         results = TaskJob(out, chosen).run(plain, setting, sampling, names, answerer)
