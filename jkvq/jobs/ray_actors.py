@@ -68,8 +68,8 @@ class _Engine:
 def _connected(address: str):
     """Ray, as part of the cluster."""
     try:
-        import ray  # noqa: PLC0415 (an extra)
-        import ray.data  # noqa: PLC0415
+        import ray  # noqa: PLC0415 (an extra) # pyright: ignore[reportMissingImports]
+        import ray.data  # noqa: PLC0415 # pyright: ignore[reportMissingImports]
     except ImportError:
         raise UserError("Ray is not installed: pip install 'jkvq[ray]'") from None
     if not ray.is_initialized():
