@@ -3,17 +3,29 @@
 import re
 from collections.abc import Callable, Iterator
 from inspect import isclass
+from pathlib import Path
 from typing import get_args
 
 from beartype import beartype
 from jaxtyping import AbstractArray, install_import_hook
 
-ROOMS = ["pallas_kernels", "models", "cache", "attention", "calibration", "engine", "evaluation"]
+ROOT = Path(__file__).parents[1]
+# Folders that are linked into jkvq, and its own
+ROOMS = ("models", "calibration", "pallas_kernels", "jkvq/cache", "jkvq/attention", "jkvq/engine")
+ROOMS += ("jkvq/evaluation",)
 
 
 def check_shapes() -> None:
-    """Has the rooms with arrays in their signatures check them, if they are imported after this."""
-    install_import_hook([f"jkvq.{room}" for room in ROOMS], f"{__name__}.{_checked.__name__}")
+    """Has modules with arrays in their signatures check them, if they are imported after this."""
+    install_import_hook(list(_modules()), f"{__name__}.{_checked.__name__}")
+
+
+def _modules() -> Iterator[str]:
+    """Those that import jaxtyping; in others every call would be slowed for nothing."""
+    for path in (path for room in ROOMS for path in (ROOT / room).rglob("*.py")):
+        if "jaxtyping" in path.read_text("utf-8"):
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            yield ".".join(("jkvq", *(part for part in parts if part != "jkvq")))
 
 
 def _checked(function: Callable) -> Callable:
