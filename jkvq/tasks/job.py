@@ -11,6 +11,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from jkvq.cache.footprint import bits_per_element
 from jkvq.cache.shape import CacheShape
@@ -66,29 +67,29 @@ class TaskJob:
 
     def prepare(self, model: Model, setting: Setting, sampling: Sampling) -> None:
         """Writes the problems that are not there yet; refuses a folder of another job."""
-        self._claim(
-            {
-                "model": model.name,
-                "weights": model.fingerprint,
-                "lengths": list(setting.lengths),
-                "limit": setting.limit,
-                **dataclasses.asdict(sampling),
-            }
-        )
+        own = {
+            "model": model.name,
+            "weights": model.fingerprint,
+            "lengths": list(setting.lengths),
+            "limit": setting.limit,
+            **dataclasses.asdict(sampling),
+        }
+        begun = self._is_begun(own)
         if not model.tokenizer.can_chat:
             note(f"{model.name} has no chat template: problems are given to it as plain text")
         for name, task in self.tasks.items():
-            if not self._problems(name).exists():
+            if not begun or not self._problems(name).exists():
                 with spinner(f"Preparing {name}"):
                     write_problems(self._problems(name), task.problems(setting), sampling)
+        if not begun:
+            with written_whole(self.out / _MANIFEST) as file:
+                json.dump(own, file, indent=1)
 
-    def _claim(self, own: dict) -> None:
-        """Notes what the folder's answers are of, or compares it with the note."""
+    def _is_begun(self, own: dict[str, Any]) -> bool:
+        """Whether the folder holds this job; refuses one of another."""
         place = self.out / _MANIFEST
         if not place.exists():
-            with written_whole(place) as file:
-                json.dump(own, file, indent=1)
-            return
+            return False
         try:
             kept = json.loads(place.read_text("utf-8"))
             other = next((name for name in own if kept[name] != own[name]), None)
@@ -99,6 +100,7 @@ class TaskJob:
                 f"{self.out} holds answers with {other}={kept[other]}, not {own[other]}: give the "
                 "same, or another folder with --out"
             )
+        return True
 
     def answer(self, cache: str, answerer: Callable[[], Answerer]) -> Tally | None:
         """Has a cache answer what it has not answered; None if there is nothing.

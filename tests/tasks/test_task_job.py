@@ -110,6 +110,18 @@ def test_another_job_in_the_same_folder_is_refused(tmp_path, tiny, changes, sent
     assert files(tmp_path) == before
 
 
+def test_problems_that_could_not_be_made_bind_nobody(tmp_path, tiny, monkeypatch):
+    def missing(self, setting):
+        yield Problem("a", "One?", "1", 3)
+        raise jkvq.UserError("there is no file")
+
+    with monkeypatch.context() as patch, pytest.raises(jkvq.UserError, match="there is no file"):
+        patch.setattr(Letters, "problems", missing)
+        run(tmp_path, tiny, caches=("f32",))
+    assert files(tmp_path) == {}
+    run(tmp_path, tiny, caches=("f32",), limit=2)
+
+
 def test_a_folder_that_is_no_job_is_refused(tmp_path, tiny):
     (tmp_path / "job.json").write_text("[]")
     with pytest.raises(jkvq.UserError, match=r"job.json is no job of ours"):
