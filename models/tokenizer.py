@@ -48,6 +48,12 @@ class Tokenizer:
         )
         return list(self.hf.encode(f"{text}{answer_start}", add_special_tokens=False))
 
+    def encode_question(self, text: str, answer_start: str = "") -> list[int]:
+        """Tokens of a user's text, in the chat template if there is one, and the answer's start."""
+        if self.can_chat:
+            return self.encode_chat([{"role": "user", "content": text}], answer_start)
+        return self.encode(text + answer_start)
+
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of tokens, special ones left out."""
         return str(self.hf.decode(list(tokens), skip_special_tokens=True))

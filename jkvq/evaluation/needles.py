@@ -118,10 +118,7 @@ def questions(
     answer_start = "" if tokenizer.can_chat else "\nAnswer:"
 
     def size(city: str, sentences: list[str]) -> int:
-        text = prompt(city, sentences)
-        if tokenizer.can_chat:
-            return len(tokenizer.encode_chat([{"role": "user", "content": text}]))
-        return len(tokenizer.encode(text + answer_start))
+        return len(tokenizer.encode_question(prompt(city, sentences), answer_start))
 
     longest = max((city for city, _ in facts), key=lambda city: size(city, []))
     sentences = _fitting(filler, lambda some: size(longest, some), length)

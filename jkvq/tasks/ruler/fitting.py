@@ -140,11 +140,7 @@ def _first_guess(draft: Draft, goal: float, tokenizer: Tokenizer) -> tuple[int, 
 
 def _tokens(draft: Draft, prompt: str, tokenizer: Tokenizer) -> int:
     """All that a problem takes of a model's context."""
-    if tokenizer.can_chat:
-        asked = tokenizer.encode_chat([{"role": "user", "content": prompt}], draft.answer_start)
-    else:
-        asked = tokenizer.encode(prompt + draft.answer_start)
-    return len(asked) + draft.max_new_tokens
+    return len(tokenizer.encode_question(prompt, draft.answer_start)) + draft.max_new_tokens
 
 
 def _require_length(length: int, kinds: Mapping[str, Draw], setting: Setting) -> None:
