@@ -2,8 +2,8 @@
 
 import functools
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import jax
@@ -68,9 +68,15 @@ def perplexity(llm: LLM, tokens: list[int]) -> Score:
     return compare({"": Cached(llm)}, tokens)[""]
 
 
-def compare(
+def compare(subjects: Mapping[str, Subject], tokens: list[int], **how: Any) -> dict[str, Score]:
+    """Scores subjects side by side over all of a text; ``how`` as `compare_lengths` takes it."""
+    return compare_lengths(subjects, tokens, [len(tokens)], **how)[len(tokens)]
+
+
+def compare_lengths(
     subjects: Mapping[str, Subject],
     tokens: list[int],
+    lengths: Sequence[int],
     *,
     reference: str | None = None,
     context: int | None = None,
@@ -79,12 +85,14 @@ def compare(
     leading: int = 0,
     position: int = 0,
     label: str = "Scoring",
-) -> dict[str, Score]:
+) -> dict[int, dict[str, Score]]:
     """Scores subjects side by side, each against the one called ``reference``.
 
     Args:
         subjects: by name; all of one model.
         tokens: of the text.
+        lengths: the scores of the first so many tokens are given, each for itself. The text is
+            read once, as what a token sees does not depend on what comes after it.
         reference: the subject that KL is measured from.
         context: tokens of a window, in which each token sees those before it; None is all.
         stride: tokens from one window to the next; None is what a window holds of the text. A
@@ -98,7 +106,13 @@ def compare(
     """
     config = next(iter(subjects.values())).model.config
     context, stride = _checked_windows(config, len(tokens), context, stride, leading, position)
-    totals = {name: _Total() for name in subjects}
+    least = max(first, leading, 1) + 1
+    for length in lengths:
+        if not least <= length <= len(tokens):
+            raise UserError(
+                f"a length of {length} tokens: from {least} to the text's {len(tokens)}"
+            )
+    losses = {name: _Losses() for name in subjects}
     read = list(windows(tokens, context, stride, first=first, leading=leading))
     work = sum(len(window.inputs) for window in read) * len(subjects)
     with count_bar(label, work) as bar:
@@ -106,11 +120,17 @@ def compare(
             states = {name: subject.start(context) for name, subject in subjects.items()}
             for start in range(0, len(window.inputs), CHUNK):
                 chunk = range(start, min(start + CHUNK, len(window.inputs)))
-                _score_chunk(subjects, states, totals, window, chunk, position, reference)
+                _score_chunk(subjects, states, losses, window, chunk, position, reference)
                 bar.advance(len(chunk) * len(subjects))
+    compared, skipped = reference is not None, max(first, leading, 1)
     return {
-        name: totals[name].score(subject.bits_per_element(context), reference is not None)
-        for name, subject in subjects.items()
+        length: {
+            name: losses[name].score(
+                length - skipped, subject.bits_per_element(min(context, length)), compared
+            )
+            for name, subject in subjects.items()
+        }
+        for length in lengths
     }
 
 
@@ -149,31 +169,33 @@ def _checked_windows(
 
 
 @dataclass
-class _Total:
-    nll: float = 0.0
-    kl: float = 0.0
-    scored: int = 0
+class _Losses:
+    """Of every scored token, in the text's order."""
 
-    def score(self, bits: float, compared: bool) -> Score:
-        nll, kl = self.nll / self.scored, self.kl / self.scored
+    nll: list[Float[np.ndarray, " n"]] = field(default_factory=list)
+    kl: list[Float[np.ndarray, " n"]] = field(default_factory=list)
+
+    def score(self, count: int, bits: float, compared: bool) -> Score:
+        """That of the first ``count``."""
+        nll, kl = (float(np.concatenate(each)[:count].mean()) for each in (self.nll, self.kl))
         if math.isnan(nll):
             raise UserError(
                 "the model's scores are not numbers (NaN): its weights are damaged, or the dtype "
                 "is too narrow for them"
             )
-        return Score(math.exp(min(nll, 700.0)), nll, kl if compared else None, self.scored, bits)
+        return Score(math.exp(min(nll, 700.0)), nll, kl if compared else None, count, bits)
 
 
 def _score_chunk(
     subjects: Mapping[str, Subject],
     states: dict[str, Any],
-    totals: Mapping[str, _Total],
+    found: Mapping[str, _Losses],
     window: Window,
     chunk: range,
     position: int,
     reference: str | None,
 ) -> None:
-    """Runs a chunk through every subject, the reference first, and adds up what is scored in it."""
+    """Runs a chunk through every subject, the reference first, and adds what is scored in it."""
     inputs, targets = np.zeros((2, 1, CHUNK), np.int32)
     inputs[0, : len(chunk)] = window.inputs[chunk.start : chunk.stop]
     following = window.targets[chunk.start : chunk.stop]
@@ -182,7 +204,7 @@ def _score_chunk(
     counted[max(0, window.first - chunk.start) : len(following)] = True
     expected = None
     for name in sorted(subjects, key=lambda name: name != reference):
-        subject, total = subjects[name], totals[name]
+        subject = subjects[name]
         hidden, states[name] = subject.step(states[name], inputs, len(chunk), position)
         if not counted.any():
             continue
@@ -192,9 +214,8 @@ def _score_chunk(
         losses, divergence = _losses(
             predicted, targets, predicted if expected is None else expected
         )
-        total.nll += float(np.asarray(losses, np.float64)[0, counted].sum())
-        total.kl += float(np.asarray(divergence, np.float64)[0, counted].sum())
-        total.scored += int(counted.sum())
+        found[name].nll.append(np.asarray(losses, np.float64)[0, counted])
+        found[name].kl.append(np.asarray(divergence, np.float64)[0, counted])
 
 
 @functools.partial(jax.jit, static_argnames="config")

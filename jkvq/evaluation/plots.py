@@ -6,8 +6,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from jkvq.cache.specs.spec_text import parse_spec
+from jkvq.evaluation.baselines import BASELINES
 from jkvq.evaluation.fidelity import Fidelity
-from jkvq.support.pictures import SEQUENTIAL, line_look, new_figure
+from jkvq.evaluation.perplexity import Score
+from jkvq.support.pictures import MARKERS, SEQUENTIAL, line_look, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -108,3 +111,57 @@ def needle_figure(
     bar = figure.colorbar(grid[0][0].images[0], ax=grid, label="found (%)")
     bar.set_ticks([0, 0.25, 0.5, 0.75, 1], labels=["0", "25", "50", "75", "100"])
     return figure
+
+
+def kl_figure(results: Mapping[int, Mapping[str, Score]], title: str) -> "Figure":
+    """A panel for each length: KL over the bits that are stored at that length.
+
+    A method has a colour; its windows have a mark, and a line joins them.
+    """
+    compared = {
+        length: {cache: score for cache, score in scores.items() if score.kl}
+        for length, scores in results.items()
+    }
+    caches = list(dict.fromkeys(cache for scores in compared.values() for cache in scores))
+    methods = list(dict.fromkeys(map(_without_windows, caches)))
+    windows = sorted({_windows(cache) for cache in caches})
+    figure = new_figure(
+        max(7, 4.6 * len(compared)),
+        5.2,
+        f"{title}\nKL of the next token from the 16-bit cache: lower is better",
+    )
+    panels = figure.subplots(1, len(compared), sharey=True, squeeze=False)[0]
+    for axes, (length, scores) in zip(panels, compared.items(), strict=True):
+        for index, method in enumerate(methods):
+            own = [cache for cache in scores if _without_windows(cache) == method]
+            own.sort(key=lambda cache: scores[cache].bits_per_element)
+            points = [(scores[cache].bits_per_element, scores[cache].kl) for cache in own]
+            axes.plot(*zip(*points, strict=True), alpha=0.5, **line_look(index))
+            for cache, point in zip(own, points, strict=True):
+                mark = MARKERS[windows.index(_windows(cache)) % len(MARKERS)]
+                axes.plot(*point, mark, color=line_look(index)["color"])
+        axes.set_yscale("log")
+        axes.set_title(f"first {length:,} tokens", fontsize="medium")
+        axes.set_xlabel("bits per element, windows among them")
+        axes.grid(alpha=0.3)
+    panels[0].set_ylabel("KL (nats)")
+    for index, method in enumerate(methods):
+        panels[0].plot([], [], label=method, **line_look(index))
+    for index, (sink, recent) in enumerate(windows):
+        label = f"windows {sink} + {recent}" if sink + recent else "no windows"
+        panels[0].plot([], [], MARKERS[index % len(MARKERS)], color="gray", label=label)
+    figure.legend(loc="outside lower center", ncols=4)
+    return figure
+
+
+def _without_windows(cache: str) -> str:
+    name, *overrides = cache.split(",")
+    return ",".join([name, *(o for o in overrides if not o.startswith(("sink=", "recent=")))])
+
+
+def _windows(cache: str) -> tuple[int, int]:
+    """How many tokens a cache keeps in 16 bits at its beginning and at its end."""
+    if cache in BASELINES:
+        return 0, 0
+    spec = parse_spec(cache)
+    return spec.sink, spec.recent

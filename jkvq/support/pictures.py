@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 # on white, is left out.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 STYLES = ("-", "--", ":", "-.")  # a line beyond the colours takes the next style
+MARKERS = ("o", "s", "^", "D", "v")
 SEQUENTIAL = "viridis"  # brighter is more
 
 

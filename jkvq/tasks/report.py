@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jkvq.support.atomic import written_whole
-from jkvq.support.pictures import line_look, new_figure, save_picture
+from jkvq.support.pictures import MARKERS, line_look, new_figure, save_picture
 from jkvq.tasks.results import Column, Result, Results, areas, by_kind
 from jkvq.tasks.scores import Score
 from jkvq.tasks.statistics import Interval
@@ -123,7 +123,7 @@ def accuracy_figure(results: Results, title: str) -> "Figure":
     for axes, (column, by_cache) in zip(panels, results.items(), strict=False):
         for index, (cache, result) in enumerate(by_cache.items()):
             value, low, high = (100 * number for number in result.accuracy)
-            look = {"color": line_look(index)["color"], "fmt": "os^Dv"[index // 7 % 5]}
+            look = {"color": line_look(index)["color"], "fmt": MARKERS[index // 7 % len(MARKERS)]}
             error = [[max(0.0, value - low)], [max(0.0, high - value)]]
             axes.errorbar([result.bits], [value], error, label=cache, capsize=3, **look)
         axes.set_title(column.title)

@@ -9,7 +9,7 @@ from jkvq.cache.layout import empty_cache
 from jkvq.cache.shape import CacheShape
 from jkvq.engine.forward import forward
 from jkvq.evaluation.corpus import first_tokens, read_text
-from jkvq.evaluation.perplexity import compare, perplexity, windows
+from jkvq.evaluation.perplexity import compare, compare_lengths, perplexity, windows
 from jkvq.evaluation.subjects import Cached, subject
 from jkvq.models.decoder import logits
 from tests.tiny import CONFIG, model_of
@@ -108,6 +108,20 @@ def test_windows_see_only_their_own_tokens(tiny):
     assert found.scored == len(losses) == 149
     assert found.nll == pytest.approx(np.mean(losses), rel=1e-5)
     assert found.nll != pytest.approx(perplexity(tiny, tokens).nll, rel=1e-5)
+
+
+def test_lengths_are_scored_as_texts_of_their_own(tiny):
+    tokens = [0, *((11 * i * i + i) % 255 + 1 for i in range(299))]
+    subjects = {"f32": Cached(tiny), "int2": subject(model_of(tiny), "int2,page=8")}
+    for how in ({}, {"leading": 1, "context": 100, "stride": 40}):
+        found = compare_lengths(subjects, tokens, [90, 130, 300], reference="f32", **how)
+        assert list(found) == [90, 130, 300]
+        for length, scores in found.items():
+            own = compare(subjects, tokens[:length], reference="f32", **how)["int2"]
+            score = scores["int2"]
+            assert (score.scored, score.bits_per_element) == (own.scored, own.bits_per_element)
+            assert score.nll == pytest.approx(own.nll, rel=1e-5)
+            assert score.kl == pytest.approx(own.kl, rel=1e-4)
 
 
 def test_where_a_text_stands_matters_to_coded_keys_alone(tiny):

@@ -1,17 +1,19 @@
 """`jkvq eval ppl`: perplexity, and KL against the 16-bit cache."""
 
 import dataclasses
-from typing import Annotated
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from jkvq.cli.evaluate.shared import (
     Caches,
     Calibrations,
+    Plot,
     Text,
-    Tokens,
     calibrated,
     choose_calibrations,
+    whole_numbers,
 )
 from jkvq.cli.shared import (
     AsJson,
@@ -24,12 +26,18 @@ from jkvq.cli.shared import (
 )
 from jkvq.defaults import DEFAULT_MODEL, PLAIN_CACHE
 
+if TYPE_CHECKING:
+    from jkvq.evaluation.perplexity import Score
+
 
 def eval_ppl(
     text: Text,
     model: Model = DEFAULT_MODEL,
     cache: Caches = PLAIN_CACHE,
-    tokens: Tokens = 1024,
+    tokens: Annotated[
+        str,
+        typer.Option(help="How many, from the text's beginning; several with commas between."),
+    ] = "1024",
     context: Annotated[
         int | None,
         typer.Option(help="Tokens of a window.", show_default="all tokens in one window"),
@@ -42,6 +50,7 @@ def eval_ppl(
     position: Annotated[
         int, typer.Option(help="Where a window's first token stands in the model's context.")
     ] = 0,
+    plot: Plot = None,
     dtype: Dtype = None,
     implementation: Implementation = None,
     as_json: AsJson = False,
@@ -49,41 +58,57 @@ def eval_ppl(
     """Perplexity of a text's first tokens, and KL of the next token against the 16-bit cache.
 
     Beside the caches of `jkvq caches` it takes the baselines kivi-int2, kivi-int4, kitty-int2 and
-    kitty25-int2. The 16-bit cache is always run.
+    kitty25-int2. The 16-bit cache is always run. Several lengths, such as 2048,8192, are scored in
+    one reading of the text.
     """
     from jkvq.attention.implementation import require_known
     from jkvq.cache.specs.spec_text import split_names
     from jkvq.evaluation.corpus import first_tokens, leading_tokens, read_text
-    from jkvq.evaluation.perplexity import compare
+    from jkvq.evaluation.perplexity import compare_lengths
+    from jkvq.evaluation.plots import kl_figure
     from jkvq.evaluation.subjects import subject
     from jkvq.models.model import load_model
+    from jkvq.support.pictures import check_picture, save_picture
 
-    require_positive(tokens=tokens)
+    lengths = sorted(set(whole_numbers("tokens", tokens)))
+    require_positive(tokens=lengths[0])
     names, content = split_names(cache), read_text(text)
     names = names if PLAIN_CACHE in names else [PLAIN_CACHE, *names]
     require_known(implementation)
+    check_picture(plot)
     folders = choose_calibrations(calibration, names)
     plain = load_model(model, dtype=dtype)
-    chosen = first_tokens(plain.tokenizer, content, tokens)
+    chosen = first_tokens(plain.tokenizer, content, lengths[-1])
     subjects = {
         name: subject(plain, name, calibrated(plain, name, folder), implementation=implementation)
         for name, folder in folders.items()
     }
     asked = {"context": context, "stride": stride, "position": position}
     leading = len(leading_tokens(plain.tokenizer))
-    results = compare(subjects, chosen, reference=PLAIN_CACHE, leading=leading, **asked)
+    results = compare_lengths(
+        subjects, chosen, lengths, reference=PLAIN_CACHE, leading=leading, **asked
+    )
+    if plot is not None:
+        save_picture(kl_figure(results, f"{model}, {text.name}"), plot)
     if as_json:
-        found = {name: dataclasses.asdict(result) for name, result in results.items()}
-        described = {"model": model, "tokens": tokens, **asked, "reference": PLAIN_CACHE}
-        print_json({**described, "results": found})
+        found = {
+            length: {name: dataclasses.asdict(score) for name, score in scores.items()}
+            for length, scores in results.items()
+        }
+        print_json({"model": model, **asked, "reference": PLAIN_CACHE, "results": found})
         return
+    for length, scores in results.items():
+        title = f"{model}, first {length:,} tokens of {text.name}"
+        if context is not None:
+            title += f", windows of {context:,} every {stride or context:,}"
+        if position:
+            title += f", from position {position:,}"
+        _print_scores(title, scores)
+
+
+def _print_scores(title: str, scores: "Mapping[str, Score]") -> None:
     rows = (
         (name, f"{r.bits_per_element:.3f}", f"{r.ppl:,.3f}", f"{r.nll:.4f}", f"{r.kl:.4f}")
-        for name, r in results.items()
+        for name, r in scores.items()
     )
-    title = f"{model}, first {tokens:,} tokens of {text.name}"
-    if context is not None:
-        title += f", windows of {context:,} every {stride or context:,}"
-    if position:
-        title += f", from position {position:,}"
     print_table(title, ("cache", "bits", "perplexity", "nats per token", "KL"), rows)

@@ -19,7 +19,7 @@ def test_one_folder_holds_what_the_single_commands_say(model, text, sums, tmp_pa
     chosen = ("--tasks", "gsm8k", "--data", str(sums), "--requests", "2", "--out", str(out))
     printed = run("compare", *common, "--caches", "int4", *chosen)
     report = (out / "report.md").read_text()
-    ppl = run_json("eval", "ppl", *common, "--cache", "int4")["results"]
+    ppl = run_json("eval", "ppl", *common, "--cache", "int4")["results"]["300"]
     for cache in ("bf16", "int4"):
         (row,) = (line for line in report.splitlines() if line.startswith(f"| {cache} |"))
         assert f"| {ppl[cache]['ppl']:,.3f} | {ppl[cache]['kl']:.4f} |" in row
