@@ -69,10 +69,12 @@ class DecodePlan:
     """What the queries of a step see of one kind of pages, and who reads it.
 
     length: tokens of each sequence.
+    pages: of all units, one after the other, if a kernel wants them so.
     """
 
     length: Int[Array, " B"]
     shares: Shares
+    pages: Int[Array, " units"] | None = None
 
 
 def plan_decode(
@@ -85,6 +87,14 @@ def plan_decode(
     """The plan for sequences of ``length`` tokens in pages of ``page``: the same for all layers."""
     shares = share_work(-(-length // page), max(1, settings.programs // kv_heads))
     return DecodePlan(length, shares)
+
+
+def pages_in_order(shares: Shares, table: Int[Array, "B M"]) -> Int[Array, " units"]:
+    """The page of every unit, of as many as there can be; any page past the last one."""
+    unit = jnp.arange(table.size, dtype=jnp.int32)
+    row = jnp.minimum(_count_until(shares.before[1:], unit), len(table) - 1)
+    column = jnp.clip(unit - shares.before[row], 0, table.shape[1] - 1)
+    return table[row, column]
 
 
 @jax.tree_util.register_dataclass

@@ -1,0 +1,140 @@
+"""The 32 threads of a warp in numpy: what `Lanes` does on a GPU."""
+
+import numpy as np
+
+_LANE = np.arange(32)
+_R, _C = _LANE // 4, _LANE % 4
+
+
+def _bytes(x, kind: type = np.uint8):
+    return np.ascontiguousarray(x).view(kind).reshape(32, -1)
+
+
+class Emulated:
+    """Integers are uint32 and floats float32, one for each thread."""
+
+    def __init__(self, shared: np.ndarray):
+        self.shared = shared  # bytes of shared memory
+
+    def i(self, number):
+        return np.full(32, number & 0xFFFFFFFF, np.uint32)
+
+    def f(self, number):
+        return np.full(32, number, np.float32)
+
+    def add(self, a, b):
+        return a + b
+
+    def sub(self, a, b):
+        return a - b
+
+    def mul(self, a, b):
+        return a * b
+
+    def and_(self, a, b):
+        return a & b
+
+    def xor(self, a, b):
+        return a ^ b
+
+    def shl(self, a, by):
+        return a << np.uint32(by)
+
+    def shr(self, a, by):
+        return a >> np.uint32(by)
+
+    def signed_shr(self, a, by):
+        return (a.view(np.int32) >> by.view(np.int32)).view(np.uint32)
+
+    def eq(self, a, b):
+        return a == b
+
+    def lt(self, a, b):
+        return a.view(np.int32) < b.view(np.int32)
+
+    def select(self, condition, a, b):
+        return np.where(condition, a, b)
+
+    def fadd(self, a, b):
+        return a + b
+
+    def fsub(self, a, b):
+        return a - b
+
+    def fmul(self, a, b):
+        return a * b
+
+    def ffma(self, a, b, c):
+        return (a.astype(np.float64) * b + c).astype(np.float32)
+
+    def fmax(self, a, b):
+        return np.fmax(a, b)  # the number, where one is NaN
+
+    def fabs(self, a):
+        return np.abs(a)
+
+    def rcp(self, a):
+        return np.float32(1) / a
+
+    def exp2(self, a):
+        return np.exp2(a)
+
+    def log2(self, a):
+        return np.log2(a)
+
+    def to_float(self, a):
+        return a.view(np.int32).astype(np.float32)
+
+    def to_int(self, a):
+        return np.rint(a).astype(np.int32).view(np.uint32)
+
+    def as_float(self, a):
+        return a.view(np.float32)
+
+    def as_int(self, a):
+        return a.view(np.uint32)
+
+    def bytes_of(self, a, b, selector):
+        both = np.concatenate([_bytes(a), _bytes(b)], axis=1)
+        at = np.stack([(selector >> np.uint32(4 * k)) & np.uint32(7) for k in range(4)], axis=1)
+        return np.take_along_axis(both, at.astype(np.int64), 1).copy().view(np.uint32).reshape(32)
+
+    def swap(self, a, distance):
+        return a[_LANE ^ distance]
+
+    def take(self, a, thread):
+        return a[thread.astype(np.int64)]
+
+    def transpose(self, a):
+        matrix = np.ascontiguousarray(a).view(np.uint16).reshape(8, 8)
+        return np.ascontiguousarray(matrix.T).view(np.uint32).reshape(32)
+
+    def multiply_bytes(self, total, a, b, kind):
+        left, right = (np.int8 if name[0] == "s" else np.uint8 for name in kind.split("."))
+        A, B = np.zeros((16, 32), np.int64), np.zeros((32, 8), np.int64)
+        for k, (row, column) in enumerate([(0, 0), (8, 0), (0, 16), (8, 16)]):
+            for e in range(4):
+                A[_R + row, 4 * _C + e + column] = _bytes(a[k], left)[:, e]
+        for k in range(2):
+            for e in range(4):
+                B[4 * _C + e + 16 * k, _R] = _bytes(b[k], right)[:, e]
+        product = A @ B
+        assert np.abs(product).max() < 2**31
+        return [
+            (total[k].view(np.int32) + product[_R + row, 2 * _C + column].astype(np.int32)).view(
+                np.uint32
+            )
+            for k, (row, column) in enumerate([(0, 0), (0, 1), (8, 0), (8, 1)])
+        ]
+
+    def load_shared(self, address, offset, count):
+        first = address.astype(np.int64) + offset
+        assert (first % (4 * count) == 0).all(), "not aligned"
+        words = self.shared[first[:, None] + np.arange(4 * count)[None]].copy().view(np.uint32)
+        return [np.ascontiguousarray(words[:, k]) for k in range(count)]
+
+    def load_shared_half(self, address, offset):
+        first = address.astype(np.int64) + offset
+        assert (first % 2 == 0).all(), "not aligned"
+        halves = self.shared[first[:, None] + np.arange(2)[None]].copy().view(np.uint16)
+        return halves.reshape(32).astype(np.uint32)
