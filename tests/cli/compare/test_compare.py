@@ -1,9 +1,21 @@
+import dataclasses
 import json
 
 import pytest
 
 import jkvq
+from jkvq.models.formats.converted_folder import write_converted
 from tests.cli.running import run, run_json
+from tests.tiny import CONFIG
+
+
+@pytest.fixture(scope="module")
+def short_model(tiny, tmp_path_factory):
+    """A tiny model whose answers soon fill its context."""
+    path = tmp_path_factory.mktemp("model") / "short"
+    config = dataclasses.replace(CONFIG, context=256)
+    write_converted(path, config, tiny.params, tiny.tokenizer)
+    return str(path)
 
 
 @pytest.fixture
@@ -13,13 +25,13 @@ def sums(tmp_path):
     return tmp_path
 
 
-def test_one_folder_holds_what_the_single_commands_say(model, text, sums, tmp_path):
+def test_one_folder_holds_what_the_single_commands_say(short_model, text, sums, tmp_path):
     out = tmp_path / "out"
-    common = ("--model", model, "--text", text, "--tokens", "300")
+    common = ("--model", short_model, "--text", text, "--tokens", "240")
     chosen = ("--tasks", "gsm8k", "--data", str(sums), "--requests", "2", "--out", str(out))
     printed = run("compare", *common, "--caches", "int4", *chosen)
     report = (out / "report.md").read_text()
-    ppl = run_json("eval", "ppl", *common, "--cache", "int4")["results"]["300"]
+    ppl = run_json("eval", "ppl", *common, "--cache", "int4")["results"]["240"]
     for cache in ("bf16", "int4"):
         (row,) = (line for line in report.splitlines() if line.startswith(f"| {cache} |"))
         assert f"| {ppl[cache]['ppl']:,.3f} | {ppl[cache]['kl']:.4f} |" in row
@@ -33,7 +45,7 @@ def test_one_folder_holds_what_the_single_commands_say(model, text, sums, tmp_pa
     speeds = json.loads((out / "speed.json").read_text())["caches"]
     assert list(speeds) == ["bf16", "int4", "int8"]
     assert speeds["int4"] == json.loads(kept[out / "speed.json"])["caches"]["int4"]
-    with pytest.raises(jkvq.UserError, match=r"was measured with tokens=300, not 200: give the"):
+    with pytest.raises(jkvq.UserError, match=r"was measured with tokens=240, not 200: give the"):
         run("compare", *common[:-1], "200", "--caches", "int4", *chosen)
 
 

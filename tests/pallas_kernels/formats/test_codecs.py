@@ -1,6 +1,7 @@
 """Every codec against the methods written out in numpy (tests/reference.py)."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +24,7 @@ L, K, H = SHAPE
 LAYER = 1
 
 
+@functools.lru_cache
 def levels_of(bits: int, size: int) -> np.ndarray:
     """Above 3 bits they are polynomials, tested below."""
     return reference.lloyd_levels(bits, size) if bits < 4 else group_levels(bits, size)
