@@ -144,9 +144,12 @@ class AffineKeys:
         channel, place = place_of(behind, self.digits, self.channels)
         return o.fmul(load(o.add(word, o.i(channel))), o.f(place.factor(self.bits)))
 
-    def scores(self, codes: Value, params: Value, query: Query, less: Value) -> list[Value]:
-        """To base 2, plus ``less``, of each of the thread's tokens; of query head c."""
-        tile, o = self.tile, self.tile.o
+    def scores(self, stored: list[Value], query: Query, less: Value) -> list[Value]:
+        """To base 2, plus ``less``, of each of the thread's tokens; of query head c.
+
+        ``stored`` is where the tile's codes and params begin.
+        """
+        tile, o, (codes, params) = self.tile, self.tile.o, stored
         numbers = o.add(params, o.mul(tile.r, o.i(2 * tile.each)))
         scale = tile.numbers(numbers, 0)
         lo = tile.numbers(numbers, 2 * tile.tokens)
@@ -204,6 +207,8 @@ class Weights:
 class AffineValues:
     """Sums of values by their weights: the output of a sequence, tile by tile."""
 
+    far = 30.0  # powers of 2 that p may grow to: float32 has room for that
+
     def __init__(self, tile: Tile, bits: int, channels: int):
         o = tile.o
         self.tile, self.bits, self.channels = tile, bits, channels
@@ -222,13 +227,22 @@ class AffineValues:
         o = self.tile.o
         return [o.f(0.0)] * (sum(len(_items(part)) for part in self.parts) + 1)
 
-    def weigh(self, params: Value, p: list[Value], left: Value | None, state: list[Value]):
-        """The weights of a tile, and the state with p lo added.
+    def add(
+        self, stored: list[Value], p: list[Value], left: Value | None, state: list[Value]
+    ) -> list[Value]:
+        """The state with a tile added.
 
         left: tokens that are real, where not all are; others may hold anything.
         """
+        o, (codes, params) = self.tile.o, stored
+        weights, base = self._weigh(params, p, left, state[-1])
+        sums = [total for n in range(len(self.parts)) for total in self._sums(codes, n, weights)]
+        added = zip(state[:-1], sums, strict=True)
+        return [*(o.ffma(o.to_float(new), weights.unit, old) for old, new in added), base]
+
+    def _weigh(self, params: Value, p: list[Value], left: Value | None, base: Value):
+        """The weights of a tile, and the sum of p lo."""
         tile, o = self.tile, self.tile.o
-        *state, base = state
         numbers = o.add(params, o.mul(tile.r, o.i(2 * tile.each)))
         scales = tile.numbers(numbers, 0)
         los = tile.numbers(numbers, 2 * tile.tokens)
@@ -249,20 +263,7 @@ class AffineValues:
             o.transpose(o.bytes_of(fixed[x], fixed[x + 1], o.i(0x4051)))
             for x in range(0, tile.each, 2)
         ]
-        return Weights([*tiles, *[o.i(0)] * (len(tiles) % 2)], unit), [*state, base]
-
-    def add(self, codes: Value, weights: Weights, state: list[Value]) -> list[Value]:
-        """The state with a tile added."""
-        o = self.tile.o
-        *state, base = state
-        first, found = 0, []
-        for number, part in enumerate(self.parts):
-            items = _items(part)
-            sums = self._sums(codes, number, weights)
-            for old, total in zip(state[first : first + len(items)], sums, strict=True):
-                found.append(o.ffma(o.to_float(total), weights.unit, old))
-            first += len(items)
-        return [*found, base]
+        return Weights([*tiles, *[o.i(0)] * (len(tiles) % 2)], unit), base
 
     def _sums(self, codes: Value, number: int, weights: Weights) -> list[Value]:
         """Integers: of each item of a part, over the tile's tokens."""

@@ -2,15 +2,17 @@
 
 The work is cut into shares as triton/decode.py has it (work.py), and partial results are the same.
 A *team* of warps has a share of some KV heads and reads its pages from a ring of slots in shared
-memory (ring.py), tile by tile; what a warp does with a tile is in affine.py. Warps never wait for
-each other but for a slot.
+memory (ring.py), tile by tile; what a warp does with a tile is in affine.py and floats.py. Warps
+never wait for each other but for a slot.
 
 The softmax is taken from a bound: the greatest score of the first tile. It moves only if a score
-passes it by 2^30, for float32 has room for that.
+passes it by so much that weights would not fit.
 """
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,9 +21,10 @@ from jax.experimental.mosaic.gpu import utils
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float
 
-from jkvq.pallas_kernels.formats.codecs import AffineCodec, Codec, DigitCodec
+from jkvq.pallas_kernels.formats.codecs import AffineCodec, Codec, DigitCodec, FloatCodec
 from jkvq.pallas_kernels.formats.packed import LayerIndex, Packed
-from jkvq.pallas_kernels.mosaic.affine import AffineKeys, AffineValues, Query, parts_of
+from jkvq.pallas_kernels.mosaic.affine import AffineKeys, AffineValues, parts_of
+from jkvq.pallas_kernels.mosaic.floats import FloatKeys, FloatValues, kind_of
 from jkvq.pallas_kernels.mosaic.lanes import Lanes, Value
 from jkvq.pallas_kernels.mosaic.ring import Ring, Side
 from jkvq.pallas_kernels.mosaic.tile import HEADS, Tile
@@ -30,7 +33,6 @@ from jkvq.pallas_kernels.work import DecodePlan, Partials
 
 _LOG2E = float(np.log2(np.e))
 _NOTHING = -1e30  # a score that counts for nothing
-_FAR = 30.0  # powers of 2 above the bound at which it moves
 _WARPS = 4  # of a warpgroup
 _SLOTS = 2  # more in flight is slower
 _TILE_BYTES = 36 * 1024  # of a slot at most, if tokens are not fewer than 16 then
@@ -39,6 +41,8 @@ _SHARED_BYTES = 220 * 1024  # of a block
 
 def reads(codec: Codec, channels: int) -> bool:
     """Whether this kernel reads pages of a codec."""
+    if isinstance(codec, FloatCodec):
+        return codec.floats != jnp.float32
     if isinstance(codec, DigitCodec):
         codec = codec.columns
     if not isinstance(codec, AffineCodec) or codec.centroids is not None:
@@ -83,28 +87,88 @@ def make_teams(kv_heads: int, group: int, page: int, token_bytes: int) -> Teams:
 
 
 @dataclass(frozen=True)
+class _Format:
+    """How one side is stored: in codes of so many bits, or in floats of a kind.
+
+    digits: of the channels' quarters, of keys of unequal widths (digits.py).
+    """
+
+    channels: int
+    bits: int = 16
+    kind: str | None = None
+    digits: tuple[int, ...] | None = None
+
+    @classmethod
+    def of(cls, codec: Codec, channels: int) -> "_Format":
+        if isinstance(codec, FloatCodec):
+            return cls(channels, kind=kind_of(codec.floats))
+        assert isinstance(codec, AffineCodec | DigitCodec)
+        return cls(channels, codec.bits, digits=getattr(codec, "digits", None))
+
+    @property
+    def coded(self) -> bool:
+        return self.kind is None
+
+    @property
+    def row(self) -> int:
+        """Bytes of a token, without its params."""
+        return self.channels * self.bits // 8
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of a token."""
+        return self.row + 4 * self.coded
+
+    def keys(self, tile: Tile) -> AffineKeys | FloatKeys:
+        if self.kind is not None:
+            return FloatKeys(tile, self.kind, self.channels)
+        return AffineKeys(tile, self.bits, self.channels, self.digits)
+
+    def values(self, tile: Tile) -> AffineValues | FloatValues:
+        if self.kind is not None:
+            return FloatValues(tile, self.kind, self.channels)
+        return AffineValues(tile, self.bits, self.channels)
+
+
+class _Shift(NamedTuple):
+    """What is added to scores: so many numbers for a query head.
+
+    first: that of the first page; slots: of a sequence that say which is theirs, if they do.
+    """
+
+    numbers: int
+    first: int
+    slots: int
+
+    @classmethod
+    def of(cls, shift: Shift) -> "_Shift":
+        slots = 0 if shift.number is None else shift.number.shape[1]
+        return cls(shift.scores.shape[2], shift.first, slots)
+
+
+@dataclass(frozen=True)
 class _Program:
     """The numbers that a kernel is compiled for."""
 
-    key: AffineCodec | DigitCodec
-    value: AffineCodec
+    key: "_Format"
+    value: "_Format"
     teams: Teams
     shape: tuple[int, int, int, int]  # sequences, KV heads, query heads of each, channels
     pages: int  # of a layer
     page: int  # tokens
     shares: int
     scale: float  # of scores to base 2
-    shift: tuple[int, int] | None  # numbers of a sequence, and the first packed page's
-
-    @property
-    def rows(self) -> list[int]:
-        """Bytes of the codes of a token's key, and of its value."""
-        return [self.shape[3] * codec.bits // 8 for codec in (self.key, self.value)]
+    shift: "_Shift | None"
 
     @property
     def sides(self) -> list[Side]:
-        """Keys and values; the arrays are codes of keys and values, then their params."""
-        return [Side((side, 2 + side), row, 2) for side, row in enumerate(self.rows)]
+        """Keys and values, with the numbers of their arrays."""
+        first = 1 + self.key.coded
+        values = (first, first + 1)[: 1 + self.value.coded]
+        return [
+            Side((0, 1)[:first], self.key.row, 2 * self.key.coded),
+            Side(values, self.value.row, 2 * self.value.coded),
+        ]
 
     @property
     def slot_bytes(self) -> int:
@@ -142,9 +206,12 @@ class _Warp:
         self.o = o = Lanes()
         *arrays, out, lse, slots, barriers = refs
         self.program, teams = program, program.teams
-        self.shift = o.global_pointer(arrays.pop()) if program.shift is not None else None
-        *plan, q, key, value, key_params, value_params = arrays
-        layer, self.before, first, last, self.length, self.order = map(o.global_pointer, plan)
+        (layer, self.before, first, last, self.length, self.order), (q, *arrays) = (
+            [o.global_pointer(x) for x in arrays[:6]],
+            arrays[6:],
+        )
+        added = 0 if program.shift is None else 1 + (program.shift.slots > 0)
+        pages, self.shift = ([o.global_pointer(x) for x in part] for part in _cut(arrays, added))
         self.q, self.out, self.lse = map(o.global_pointer, (q, out, lse))
         short = str(q.type.element_type) == "bf16"
         self.load_query = o.load_bfloat16 if short else o.load_float
@@ -168,12 +235,9 @@ class _Warp:
         self.past = o.select(o.lt(self.start, self.stop), past, self.first)
         self.of_layer = o.mul(o.load(layer, o.i(0)), o.i(program.pages))
 
-        pages = [o.global_pointer(x) for x in (key, value, key_params, value_params)]
         self.ring = self._make_ring(pages, group, team, slots, barriers)
-        self.tile = Tile(o, self.lane, teams.tile, max(program.rows))
-        channels, digits = program.shape[3], getattr(program.key, "digits", None)
-        self.keys = AffineKeys(self.tile, program.key.bits, channels, digits)
-        self.values = AffineValues(self.tile, program.value.bits, channels)
+        self.tile = Tile(o, self.lane, teams.tile, max(program.key.row, program.value.row))
+        self.keys, self.values = program.key.keys(self.tile), program.value.values(self.tile)
 
     def _divided(self, number: Value, by: int) -> tuple[Value, Value]:
         return self.o.div(number, self.o.i(by)), self.o.rem(number, self.o.i(by))
@@ -254,7 +318,7 @@ class _Warp:
         past = self._tiles(o.min(self.stop, after))
         self.b, self.begin, self.tokens = b, self._tiles(begin), o.load(self.length, b)
         nothing = [*self.values.zero, o.f(0.0), o.f(0.0)]  # and the softmax's sum, minus its bound
-        shifts = [] if self.shift is None else [self._shift(first)]
+        shifts = [self._added(first)] if self.shift else []
 
         def one(v, carry):
             return self._one_tile(v, query, o.eq(v, first), carry)
@@ -263,24 +327,29 @@ class _Warp:
         self._store(found[len(carry) + len(shifts) :])
         return found[: len(carry)]
 
-    def _shift(self, v: Value) -> Value:
+    def _added(self, v: Value) -> Value:
         """What is added to the scores of a tile."""
-        o, (numbers, first) = self.o, self.program.shift or (0, 0)
+        o, (numbers, first, slots) = self.o, self.program.shift or _Shift(0, 0, 0)
+        scores, *number = self.shift
         page, _ = self._divided(o.sub(v, self.begin), self.program.tiles)
-        page = o.min(o.add(page, o.i(first)), o.i(numbers - 1))
+        if number:
+            slot = o.min(o.mul(page, o.i(self.program.page)), o.i(slots - 1))
+            page = o.load(number[0], o.add(o.mul(self.b, o.i(slots)), slot))
+        else:
+            page = o.add(page, o.i(first))
         row = o.mul(self._query_row(self.b, self.tile.c), o.i(numbers))
-        return o.load_float(self.shift, o.add(row, page))
+        return o.load_float(scores, o.add(row, o.min(page, o.i(numbers - 1))))
 
-    def _one_tile(self, v: Value, query: Query, is_first: Value, carry: list[Value]):
+    def _one_tile(self, v: Value, query: Any, is_first: Value, carry: list[Value]):
         o, program, ring = self.o, self.program, self.ring
         slot, parity, page, tile, *carry = carry
         size, shifts = program.teams.tile, []
         base, less = ring.wait(slot, parity), carry[-1]
-        if self.shift is not None:  # a tile ahead, as nothing hides how long a load takes
+        if self.shift:  # a tile ahead, as nothing hides how long a load takes
             less = o.ffma(carry.pop(0), o.f(program.scale), less)
-            shifts = [self._shift(o.add(v, o.i(1)))]
-        (codes, params), value = ([o.add(base, at) for at in each] for each in self.places)
-        scores = self.keys.scores(codes, params, query, less)
+            shifts = [self._added(o.add(v, o.i(1)))]
+        key, value = ([o.add(base, at) for at in each] for each in self.places)
+        scores = self.keys.scores(key, query, less)
         left = o.sub(self.tokens, o.mul(o.sub(v, self.begin), o.i(size)))
         add = functools.partial(
             _add_tile, o, self.tile, self.values, value, scores, is_first, carry
@@ -324,7 +393,7 @@ class _Warp:
             o.store_floats(pointer, offset, some)
 
 
-def _add_tile(o, tile: Tile, values: AffineValues, value, scores, is_first, carry, left):
+def _add_tile(o, tile: Tile, values: Any, value: list[Value], scores, is_first, carry, left):
     """The output, the softmax's sum and its bound with a tile added."""
     if left is not None:
         scores = [
@@ -342,15 +411,19 @@ def _add_tile(o, tile: Tile, values: AffineValues, value, scores, is_first, carr
         moved = [o.fmul(number, decay) for number in (*state, norm)]
         return [*moved, o.fsub(bound, most), *(o.fsub(score, most) for score in scores)]
 
-    far = o.any_above(o.select(is_first, o.f(-_NOTHING), top), o.f(_FAR))
+    far = o.any_above(o.select(is_first, o.f(-_NOTHING), top), o.f(values.far))
     found = o.if_(far, [*carry, *scores], move, lambda: [*carry, *scores])
     (*state, norm, bound), scores = found[: len(carry)], found[len(carry) :]
     p = [o.exp2(score) for score in scores]
     for each in p:
         norm = o.fadd(norm, each)
-    codes, params = value
-    weights, state = values.weigh(params, p, left, state)
-    return [*values.add(codes, weights, state), norm, bound]
+    return [*values.add(value, p, left, state), norm, bound]
+
+
+def _cut(arrays: Sequence[Any], last: int) -> tuple[Sequence[Any], Sequence[Any]]:
+    """The first ones, and so many last ones."""
+    middle = len(arrays) - last
+    return arrays[:middle], arrays[middle:]
 
 
 def decode(
@@ -371,20 +444,21 @@ def decode(
     """
     B, N, H = q.shape
     K, shares = keys.kv_heads, len(plan.shares.first)
-    assert isinstance(key_codec, AffineCodec | DigitCodec) and isinstance(value_codec, AffineCodec)
-    assert plan.pages is not None and (shift is None or shift.number is None)
-    bits = [codec.bits for codec in (key_codec, value_codec)]
-    token_bytes = sum(H * each // 8 + 4 for each in bits)
+    assert plan.pages is not None
+    key, value = (_Format.of(codec, H) for codec in (key_codec, value_codec))
+    added = []
+    if shift is not None:
+        added = [shift.scores, *([] if shift.number is None else [shift.number])]
     program = _Program(
-        key=key_codec if isinstance(key_codec, DigitCodec) else AffineCodec(bits[0], None, ""),
-        value=AffineCodec(bits[1], None, ""),
-        teams=make_teams(K, N // K, keys.page, token_bytes),
+        key=key,
+        value=value,
+        teams=make_teams(K, N // K, keys.page, key.bytes + value.bytes),
         shape=(B, K, N // K, H),
         pages=keys.codes.shape[1],
         page=keys.page,
         shares=shares,
         scale=scale * _LOG2E,
-        shift=None if shift is None else (shift.scores.shape[2], shift.first),
+        shift=None if shift is None else _Shift.of(shift),
     )
     teams, of = program.teams, plan.shares
     rows = (shares + B - 1) * N
@@ -407,7 +481,8 @@ def decode(
         **threads,
     )(
         *(jnp.asarray(layer, jnp.int32).reshape(1), of.before, of.first, of.last, plan.length),
-        *(plan.pages, q, keys.codes, values.codes, keys.params, values.params),
-        *([] if shift is None else [shift.scores]),
+        *(plan.pages, q),
+        *(x for side in (keys, values) for x in (side.codes, side.params) if x is not None),
+        *added,
     )
     return Partials(out, lse, of)

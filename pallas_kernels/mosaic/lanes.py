@@ -128,6 +128,18 @@ class Lanes:
         """The integer of the same bits."""
         return arith.bitcast(self.int, a)
 
+    def short(self, a, kind: str):
+        """A float rounded to f16 or bf16: its 16 bits, with zeros above them."""
+        text = f"{{ .reg .b16 h; cvt.rn.{kind}.f32 h, $1; cvt.u32.u16 $0, h; }}"
+        return self._ints(text, a)
+
+    def from_short(self, a, kind: str):
+        """The float of 16 bits."""
+        if kind == "bf16":
+            return self.as_float(self.shl(a, 16))
+        text = "{ .reg .b16 h, z; mov.b32 {h, z}, $1; cvt.f32.f16 $0, h; }"
+        return self._floats(text, a)
+
     def bytes_of(self, a, b, selector):
         """Four of the eight bytes of a and b: nibble i of the selector says which is byte i."""
         return self._ints("prmt.b32 $0, $1, $2, $3;", a, b, selector)
@@ -205,7 +217,7 @@ class Lanes:
         return self._floats("ld.global.nc.f32 $0, [$1];", self.at(pointer, index, 4))
 
     def load_bfloat16(self, pointer, index):
-        text = "{ .reg .b16 h; ld.global.nc.b16 h, [$1]; mov.b32 $0, {0, h}; }"
+        text = "{ .reg .b16 h, z; mov.b16 z, 0; ld.global.nc.b16 h, [$1]; mov.b32 $0, {z, h}; }"
         return self._floats(text, self.at(pointer, index, 2))
 
     def load_floats(self, pointer, offset: int, count: int) -> list[Value]:

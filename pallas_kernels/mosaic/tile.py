@@ -40,9 +40,13 @@ class Tile:
         return o.xor(o.and_(r, o.i(3)), o.shr(r, 2))
 
     def token(self, x: int) -> Value:
-        """The number of the x-th token."""
+        """The number of the thread's x-th token."""
+        return self.token_of(self.r, x)
+
+    def token_of(self, group: Value, x: int) -> Value:
+        """The number of the x-th token that the threads with r = group have."""
         o = self.o
-        return o.add(o.mul(self.r, o.i(self.each)), o.xor(o.i(x), self.f))
+        return o.add(o.mul(group, o.i(self.each)), o.xor(o.i(x), self._turn(group)))
 
     def rows_of(self, group: Value, row: int) -> list[Value]:
         """Where the rows of a group of X tokens begin that ``offset_of`` counts from."""

@@ -1,5 +1,6 @@
 """The 32 threads of a warp in numpy: what `Lanes` does on a GPU."""
 
+import ml_dtypes
 import numpy as np
 
 _LANE = np.arange(32)
@@ -33,6 +34,9 @@ class Emulated:
 
     def and_(self, a, b):
         return a & b
+
+    def or_(self, a, b):
+        return a | b
 
     def xor(self, a, b):
         return a ^ b
@@ -94,6 +98,14 @@ class Emulated:
     def as_int(self, a):
         return a.view(np.uint32)
 
+    def short(self, a, kind):
+        floats = {"f16": np.float16, "bf16": ml_dtypes.bfloat16}[kind]
+        return a.astype(floats).view(np.uint16).astype(np.uint32)
+
+    def from_short(self, a, kind):
+        floats = {"f16": np.float16, "bf16": ml_dtypes.bfloat16}[kind]
+        return a.astype(np.uint16).view(floats).astype(np.float32)
+
     def bytes_of(self, a, b, selector):
         both = np.concatenate([_bytes(a), _bytes(b)], axis=1)
         at = np.stack([(selector >> np.uint32(4 * k)) & np.uint32(7) for k in range(4)], axis=1)
@@ -124,6 +136,21 @@ class Emulated:
             (total[k].view(np.int32) + product[_R + row, 2 * _C + column].astype(np.int32)).view(
                 np.uint32
             )
+            for k, (row, column) in enumerate([(0, 0), (0, 1), (8, 0), (8, 1)])
+        ]
+
+    def multiply_floats(self, total, a, b, kind):
+        floats = {"f16": np.float16, "bf16": ml_dtypes.bfloat16}[kind]
+        A, B = np.zeros((16, 16)), np.zeros((16, 8))
+        for k, (row, column) in enumerate([(0, 0), (8, 0), (0, 8), (8, 8)]):
+            for e in range(2):
+                A[_R + row, 2 * _C + e + column] = _bytes(a[k], floats)[:, e]
+        for k in range(2):
+            for e in range(2):
+                B[2 * _C + e + 8 * k, _R] = _bytes(b[k], floats)[:, e]
+        product = A @ B
+        return [
+            (total[k] + product[_R + row, 2 * _C + column]).astype(np.float32)
             for k, (row, column) in enumerate([(0, 0), (0, 1), (8, 0), (8, 1)])
         ]
 

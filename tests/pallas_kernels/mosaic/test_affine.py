@@ -43,7 +43,7 @@ def test_scores_are_products_of_query_and_keys(bits, channels, tokens):
     keys = AffineKeys(tile, bits, channels, None)
     q = rng.normal(size=(4, channels)).astype(np.float32)
     query = keys.query(lambda channel: q[LANE // 8, channel.astype(np.int64)], 0.25)
-    found = keys.scores(o.i(CODES), o.i(PARAMS), query, o.f(-1.5))
+    found = keys.scores([o.i(CODES), o.i(PARAMS)], query, o.f(-1.5))
     expected = 0.25 * q.astype(np.float64) @ (codes * scale[:, None] + lo[:, None]).T - 1.5
     for x, scores in enumerate(found):
         token = tile.token(x).astype(np.int64)
@@ -59,7 +59,7 @@ def test_scores_of_digits(digits):
     keys = AffineKeys(tile, bits, channels, digits)
     q = rng.normal(size=(4, channels)).astype(np.float32)
     query = keys.query(lambda channel: q[LANE // 8, channel.astype(np.int64)], 1.0)
-    found = keys.scores(o.i(CODES), o.i(PARAMS), query, o.f(0.0))
+    found = keys.scores([o.i(CODES), o.i(PARAMS)], query, o.f(0.0))
     columns = jnp.asarray(codes * scale[:, None] + lo[:, None], jnp.float32)
     expected = q.astype(np.float64) @ np.asarray(gathered(columns, digits, bits), np.float64).T
     for x, scores in enumerate(found):
@@ -85,8 +85,7 @@ def test_outputs_are_sums_of_values_by_weights(bits, channels, tokens, left):
     state = values.zero
     for _ in range(2):
         given = None if left is None else o.i(left)
-        factors, state = values.weigh(o.i(PARAMS), weights, given, state)
-        state = values.add(o.i(CODES), factors, state)
+        state = values.add([o.i(CODES), o.i(PARAMS)], weights, given, state)
     found = np.zeros((4, channels))
     for number, by_place in enumerate(values.outputs(state, o.f(0.5))):
         for behind, outputs in by_place:
