@@ -1,4 +1,5 @@
 import dataclasses
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -113,7 +114,8 @@ def test_windows_see_only_their_own_tokens(tiny):
 def test_lengths_are_scored_as_texts_of_their_own(tiny):
     tokens = [0, *((11 * i * i + i) % 255 + 1 for i in range(299))]
     subjects = {"f32": Cached(tiny), "int2": subject(model_of(tiny), "int2,page=8")}
-    for how in ({}, {"leading": 1, "context": 100, "stride": 40}):
+    windows_of_100: dict[str, Any] = {"leading": 1, "context": 100, "stride": 40}
+    for how in ({}, windows_of_100):
         found = compare_lengths(subjects, tokens, [90, 130, 300], reference="f32", **how)
         assert list(found) == [90, 130, 300]
         for length, scores in found.items():
