@@ -108,9 +108,11 @@ def check_texts(count: int = 32, new: int = 40) -> None:
         engine = Engine(llm, slots=16, prefill_rows=1, prefix_cache=False)
         alone = texts(engine, one_by_one=True)
         together = texts(Engine(llm, slots=16, prefill_rows=1, prefix_cache=False))
-        warm = Engine(llm, slots=16, prefill_rows=1)
-        texts(warm)
-        hit = texts(warm)
+        warm, hit = Engine(llm, slots=16, prefill_rows=1), []
+        for first in range(0, count, 4):  # of prompts with windows the ends of few are kept
+            own = prompts[first : first + 4]
+            texts(warm, own)
+            hit += texts(warm, own)
         pages = sum(pages_for(len(p) + 8, llm.spec) for p in prompts[:8]) + 8
         short = Engine(llm, slots=16, prefill_rows=1, pages=pages, prefix_cache=False)
         preempted = texts(short)
