@@ -106,12 +106,11 @@ def compare_lengths(
     """
     config = next(iter(subjects.values())).model.config
     context, stride = _checked_windows(config, len(tokens), context, stride, leading, position)
-    least = max(first, leading, 1) + 1
+    skipped = max(first, leading, 1)
     for length in lengths:
-        if not least <= length <= len(tokens):
-            raise UserError(
-                f"a length of {length} tokens: from {least} to the text's {len(tokens)}"
-            )
+        if not skipped < length <= len(tokens):
+            allowed = f"from {skipped + 1} to the text's {len(tokens)}"
+            raise UserError(f"a length of {length} tokens: {allowed}")
     losses = {name: _Losses() for name in subjects}
     read = list(windows(tokens, context, stride, first=first, leading=leading))
     work = sum(len(window.inputs) for window in read) * len(subjects)
@@ -122,7 +121,7 @@ def compare_lengths(
                 chunk = range(start, min(start + CHUNK, len(window.inputs)))
                 _score_chunk(subjects, states, losses, window, chunk, position, reference)
                 bar.advance(len(chunk) * len(subjects))
-    compared, skipped = reference is not None, max(first, leading, 1)
+    compared = reference is not None
     return {
         length: {
             name: losses[name].score(

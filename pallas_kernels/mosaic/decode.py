@@ -2,428 +2,25 @@
 
 The work is cut into shares as triton/decode.py has it (work.py), and partial results are the same.
 A *team* of warps has a share of some KV heads and reads its pages from a ring of slots in shared
-memory (ring.py), tile by tile; what a warp does with a tile is in affine.py and floats.py. Warps
+memory (ring.py), tile by tile; what a warp does is in warp.py, with a
+tile in affine.py and floats.py. Warps
 never wait for each other but for a slot.
-
-The softmax is taken from a bound: the greatest score of the first tile. It moves only if a score
-passes it by so much that weights would not fit.
 """
-
-import functools
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.experimental.mosaic.gpu import utils
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float
 
-from jkvq.pallas_kernels.formats.codecs import AffineCodec, Codec, DigitCodec, FloatCodec
+from jkvq.pallas_kernels.formats.codecs import Codec
 from jkvq.pallas_kernels.formats.packed import LayerIndex, Packed
-from jkvq.pallas_kernels.mosaic.affine import AffineKeys, AffineValues, parts_of
-from jkvq.pallas_kernels.mosaic.floats import FloatKeys, FloatValues, kind_of
-from jkvq.pallas_kernels.mosaic.lanes import Lanes, Value
-from jkvq.pallas_kernels.mosaic.ring import Ring, Side
-from jkvq.pallas_kernels.mosaic.tile import HEADS, Tile
+from jkvq.pallas_kernels.mosaic.program import SLOTS, Format, Program, ShiftNumbers, make_teams
+from jkvq.pallas_kernels.mosaic.warp import Warp
 from jkvq.pallas_kernels.types import Shift
 from jkvq.pallas_kernels.work import DecodePlan, Partials
 
 _LOG2E = float(np.log2(np.e))
-_NOTHING = -1e30  # a score that counts for nothing
-_WARPS = 4  # of a warpgroup
-_SLOTS = 2  # more in flight is slower
-_TILE_BYTES = 36 * 1024  # of a slot at most, if tokens are not fewer than 16 then
-_SHARED_BYTES = 220 * 1024  # of a block
-
-
-def reads(codec: Codec, channels: int) -> bool:
-    """Whether this kernel reads pages of a codec."""
-    if isinstance(codec, FloatCodec):
-        return codec.floats != jnp.float32
-    if isinstance(codec, DigitCodec):
-        codec = codec.columns
-    if not isinstance(codec, AffineCodec) or codec.centroids is not None:
-        return False
-    whole = codec.group is None or codec.group == channels
-    return whole and all(part.bytes >= 16 for part in parts_of(codec.bits, channels))
-
-
-@dataclass(frozen=True)
-class Teams:
-    """How warps share the work, for heads and pages of some shape.
-
-    heads: KV heads of a team; warps: of each of them.
-    tile: tokens that are read at once.
-    count: teams of a block.
-    """
-
-    heads: int
-    warps: int
-    tile: int
-    count: int
-
-    @property
-    def size(self) -> int:
-        """Warps of a team."""
-        return self.heads * self.warps
-
-
-def make_teams(kv_heads: int, group: int, page: int, token_bytes: int) -> Teams:
-    """The teams for groups of so many query heads, and pages of so many tokens.
-
-    ``token_bytes`` are those of the keys and values of one head.
-    """
-    warps = next(n for n in (1, 2, 4) if n * HEADS >= group)
-    heads = next(n for n in (4, 2, 1) if kv_heads % n == 0 and n * warps <= _WARPS)
-    tiles = [tokens for tokens in (64, 32, 16) if page % tokens == 0]
-    fits = (tokens for tokens in tiles if heads * tokens * token_bytes <= _TILE_BYTES)
-    tile = next(fits, tiles[-1])
-    slots = _SLOTS * heads * tile * token_bytes
-    warpgroups = min(3, max(1, _SHARED_BYTES * heads * warps // (_WARPS * slots)))
-    return Teams(heads, warps, tile, warpgroups * _WARPS // (heads * warps))
-
-
-@dataclass(frozen=True)
-class _Format:
-    """How one side is stored: in codes of so many bits, or in floats of a kind.
-
-    digits: of the channels' quarters, of keys of unequal widths (digits.py).
-    """
-
-    channels: int
-    bits: int = 16
-    kind: str | None = None
-    digits: tuple[int, ...] | None = None
-
-    @classmethod
-    def of(cls, codec: Codec, channels: int) -> "_Format":
-        if isinstance(codec, FloatCodec):
-            return cls(channels, kind=kind_of(codec.floats))
-        assert isinstance(codec, AffineCodec | DigitCodec)
-        return cls(channels, codec.bits, digits=getattr(codec, "digits", None))
-
-    @property
-    def coded(self) -> bool:
-        return self.kind is None
-
-    @property
-    def row(self) -> int:
-        """Bytes of a token, without its params."""
-        return self.channels * self.bits // 8
-
-    @property
-    def bytes(self) -> int:
-        """Bytes of a token."""
-        return self.row + 4 * self.coded
-
-    def keys(self, tile: Tile) -> AffineKeys | FloatKeys:
-        if self.kind is not None:
-            return FloatKeys(tile, self.kind, self.channels)
-        return AffineKeys(tile, self.bits, self.channels, self.digits)
-
-    def values(self, tile: Tile) -> AffineValues | FloatValues:
-        if self.kind is not None:
-            return FloatValues(tile, self.kind, self.channels)
-        return AffineValues(tile, self.bits, self.channels)
-
-
-class _Shift(NamedTuple):
-    """What is added to scores: so many numbers for a query head.
-
-    first: that of the first page; slots: of a sequence that say which is theirs, if they do.
-    """
-
-    numbers: int
-    first: int
-    slots: int
-
-    @classmethod
-    def of(cls, shift: Shift) -> "_Shift":
-        slots = 0 if shift.number is None else shift.number.shape[1]
-        return cls(shift.scores.shape[2], shift.first, slots)
-
-
-@dataclass(frozen=True)
-class _Program:
-    """The numbers that a kernel is compiled for."""
-
-    key: "_Format"
-    value: "_Format"
-    teams: Teams
-    shape: tuple[int, int, int, int]  # sequences, KV heads, query heads of each, channels
-    pages: int  # of a layer
-    page: int  # tokens
-    shares: int
-    scale: float  # of scores to base 2
-    shift: "_Shift | None"
-
-    @property
-    def sides(self) -> list[Side]:
-        """Keys and values, with the numbers of their arrays."""
-        first = 1 + self.key.coded
-        values = (first, first + 1)[: 1 + self.value.coded]
-        return [
-            Side((0, 1)[:first], self.key.row, 2 * self.key.coded),
-            Side(values, self.value.row, 2 * self.value.coded),
-        ]
-
-    @property
-    def slot_bytes(self) -> int:
-        return self.teams.heads * sum(sum(side.bytes(self.teams.tile)) for side in self.sides)
-
-    @property
-    def tiles(self) -> int:
-        """Of a page."""
-        return self.page // self.teams.tile
-
-    @property
-    def groups(self) -> int:
-        """Of KV heads, one for a team."""
-        return self.shape[1] // self.teams.heads
-
-    @property
-    def warpgroups(self) -> int:
-        """Of a block."""
-        return self.teams.count * self.teams.size // _WARPS
-
-    def run(self, *refs, slots, barriers) -> None:
-        """A block."""
-        refs = (*refs, slots, barriers)
-        call = plgpu.inline_mgpu(arg_types=(plgpu.RefType(),) * len(refs))(self._warp)
-        call(*refs)
-
-    def _warp(self, _, *refs) -> None:
-        _Warp(self, *refs).run()
-
-
-class _Warp:
-    """One warp: a share of one KV head and four of its query heads."""
-
-    def __init__(self, program: _Program, *refs):
-        self.o = o = Lanes()
-        *arrays, out, lse, slots, barriers = refs
-        self.program, teams = program, program.teams
-        (layer, self.before, first, last, self.length, self.order), (q, *arrays) = (
-            [o.global_pointer(x) for x in arrays[:6]],
-            arrays[6:],
-        )
-        added = 0 if program.shift is None else 1 + (program.shift.slots > 0)
-        pages, self.shift = ([o.global_pointer(x) for x in part] for part in _cut(arrays, added))
-        self.q, self.out, self.lse = map(o.global_pointer, (q, out, lse))
-        short = str(q.type.element_type) == "bf16"
-        self.load_query = o.load_bfloat16 if short else o.load_float
-
-        self.lane = o.and_(utils.thread_idx(), o.i(31))
-        in_group = o.and_(utils.warp_idx(), o.i(_WARPS - 1))
-        number = o.add(o.mul(utils.warpgroup_idx(), o.i(_WARPS)), in_group)
-        team, self.in_team = self._divided(number, teams.size)
-        self.share, group = self._divided(
-            o.add(o.mul(utils.block_idx(), o.i(teams.count)), team), program.groups
-        )
-        self.own, query = self._divided(self.in_team, teams.warps)
-        self.head = o.add(o.mul(group, o.i(teams.heads)), self.own)
-        self.four = o.mul(query, o.i(HEADS))  # the first of its query heads among the KV head's
-
-        total = o.load(self.before, o.i(program.shape[0]))
-        self.start, self.stop = (self._start(o.add(self.share, o.i(k)), total) for k in range(2))
-        place = o.min(self.share, o.i(program.shares - 1))
-        self.first = o.load(first, place)
-        past = o.add(o.load(last, place), o.i(1))
-        self.past = o.select(o.lt(self.start, self.stop), past, self.first)
-        self.of_layer = o.mul(o.load(layer, o.i(0)), o.i(program.pages))
-
-        self.ring = self._make_ring(pages, group, team, slots, barriers)
-        self.tile = Tile(o, self.lane, teams.tile, max(program.key.row, program.value.row))
-        self.keys, self.values = program.key.keys(self.tile), program.value.values(self.tile)
-
-    def _divided(self, number: Value, by: int) -> tuple[Value, Value]:
-        return self.o.div(number, self.o.i(by)), self.o.rem(number, self.o.i(by))
-
-    def _start(self, share: Value, total: Value) -> Value:
-        """The first unit of a share, as work.py has it."""
-        o = self.o
-        some = o.min(o.i(self.program.shares), total)
-        busy, share = o.max(some, o.i(1)), o.min(share, some)
-        rest = o.div(o.mul(share, o.rem(total, busy)), busy)
-        return o.add(o.mul(share, o.div(total, busy)), rest)
-
-    def _make_ring(self, pages: list[Value], group: Value, team: Value, slots, barriers) -> Ring:
-        """The team's ring, and where in a slot the warp's own keys and values lie."""
-        o, program, teams = self.o, self.program, self.program.teams
-        copies, strides, to, self.places = [], [0] * len(pages), 0, []
-        for side in program.sides:
-            copies += side.copies(teams.heads, program.page, teams.tile, to)
-            self.places.append([])
-            whole, own = side.bytes(program.page), side.bytes(teams.tile)
-            for array, of_page, of_tile in zip(side.arrays, whole, own, strict=True):
-                strides[array] = program.shape[1] * of_page
-                self.places[-1].append(o.add(o.i(to), o.mul(self.own, o.i(of_tile))))
-                to += teams.heads * of_tile
-        heads = [o.mul(group, o.i(stride // program.groups)) for stride in strides]
-        memory = o.add(o.shared_pointer(slots), o.mul(team, o.i(_SLOTS * program.slot_bytes)))
-        return Ring(
-            *(o, self.lane),
-            slots=_SLOTS,
-            size=program.slot_bytes,
-            team=teams.size,
-            memory=memory,
-            barriers=o.add(o.shared_pointer(barriers), o.mul(team, o.i(16 * _SLOTS))),
-            copies=copies,
-            pages=[o.at(pointer, behind) for pointer, behind in zip(pages, heads, strict=True)],
-            stride=strides,
-        )
-
-    def _tile_at(self, v: Value) -> tuple[Value, Value]:
-        """The page of tile v of all, and its number there; any for one past the share's end."""
-        o = self.o
-        unit, tile = self._divided(v, self.program.tiles)
-        unit = o.max(o.min(unit, o.sub(self.stop, o.i(1))), o.i(0))
-        return o.add(self.of_layer, o.load(self.order, unit)), tile
-
-    def _tiles(self, units: Value) -> Value:
-        return self.o.mul(units, self.o.i(self.program.tiles))
-
-    def run(self) -> None:
-        """All sequences of the share."""
-        o = self.o
-        begin, self.end = self._tiles(self.start), self._tiles(self.stop)
-        with o.when(o.eq(self.in_team, o.i(0))):
-            self.ring.set_up()
-            for slot in range(_SLOTS):
-                v = o.add(begin, o.i(slot))
-                with o.when(o.lt(v, self.end)):
-                    self.ring.order(*self._tile_at(v), o.i(slot))
-        utils.warpgroup_barrier()
-        # The slot of the next tile, its barrier's parity, and what comes into the slot after it
-        carry = [o.i(0), o.i(0), *self._tile_at(o.add(begin, o.i(_SLOTS)))]
-        o.loop(self.first, self.past, carry, self._sequence)
-
-    def _query_row(self, b: Value, head_of_four: Value) -> Value:
-        """The query head of a sequence; the last of a group for those past it."""
-        o, (_, K, G, _) = self.o, self.program.shape
-        within = o.min(o.add(self.four, head_of_four), o.i(G - 1))
-        return o.add(o.mul(b, o.i(K * G)), o.add(o.mul(self.head, o.i(G)), within))
-
-    def _sequence(self, b: Value, carry: list[Value]) -> list[Value]:
-        """What the share has of a sequence."""
-        o, program = self.o, self.program
-        row = o.mul(self._query_row(b, o.shr(self.lane, 3)), o.i(program.shape[3]))
-        query = self.keys.query(lambda n: self.load_query(self.q, o.add(row, n)), program.scale)
-        begin = o.load(self.before, b)
-        after = o.load(self.before, o.add(b, o.i(1)))
-        first = self._tiles(o.max(self.start, begin))
-        past = self._tiles(o.min(self.stop, after))
-        self.b, self.begin, self.tokens = b, self._tiles(begin), o.load(self.length, b)
-        nothing = [*self.values.zero, o.f(0.0), o.f(0.0)]  # and the softmax's sum, minus its bound
-        shifts = [self._added(first)] if self.shift else []
-
-        def one(v, carry):
-            return self._one_tile(v, query, o.eq(v, first), carry)
-
-        found = o.loop(first, past, [*carry, *shifts, *nothing], one)
-        self._store(found[len(carry) + len(shifts) :])
-        return found[: len(carry)]
-
-    def _added(self, v: Value) -> Value:
-        """What is added to the scores of a tile."""
-        o, (numbers, first, slots) = self.o, self.program.shift or _Shift(0, 0, 0)
-        scores, *number = self.shift
-        page, _ = self._divided(o.sub(v, self.begin), self.program.tiles)
-        if number:
-            slot = o.min(o.mul(page, o.i(self.program.page)), o.i(slots - 1))
-            page = o.load(number[0], o.add(o.mul(self.b, o.i(slots)), slot))
-        else:
-            page = o.add(page, o.i(first))
-        row = o.mul(self._query_row(self.b, self.tile.c), o.i(numbers))
-        return o.load_float(scores, o.add(row, o.min(page, o.i(numbers - 1))))
-
-    def _one_tile(self, v: Value, query: Any, is_first: Value, carry: list[Value]):
-        o, program, ring = self.o, self.program, self.ring
-        slot, parity, page, tile, *carry = carry
-        size, shifts = program.teams.tile, []
-        base, less = ring.wait(slot, parity), carry[-1]
-        if self.shift:  # a tile ahead, as nothing hides how long a load takes
-            less = o.ffma(carry.pop(0), o.f(program.scale), less)
-            shifts = [self._added(o.add(v, o.i(1)))]
-        key, value = ([o.add(base, at) for at in each] for each in self.places)
-        scores = self.keys.scores(key, query, less)
-        left = o.sub(self.tokens, o.mul(o.sub(v, self.begin), o.i(size)))
-        add = functools.partial(
-            _add_tile, o, self.tile, self.values, value, scores, is_first, carry
-        )
-        whole = o.lt(o.i(size - 1), left)
-        carry = o.if_(whole, carry, lambda: add(None), lambda: add(left))
-        more = o.lt(o.add(v, o.i(_SLOTS)), self.end)
-        with o.when(o.and_(ring.leave(slot), more)):
-            ring.order(page, tile, slot)
-        follows = self._tile_at(o.add(v, o.i(_SLOTS + 1)))
-        return [*ring.after(slot, parity), *follows, *shifts, *carry]
-
-    def _store(self, state: list[Value]) -> None:
-        """Writes the partial result of a sequence; later parts are added to what is there."""
-        o, (_, K, G, H) = self.o, self.program.shape
-        *state, norm, bound = state
-        norm = self.tile.total(norm)
-        found = self.values.outputs(state, o.rcp(o.fmax(norm, o.f(1e-37))))
-        mine = o.add(self.four, self.tile.c)
-        row = o.add(o.mul(self.head, o.i(G)), mine)
-        row = o.add(o.mul(o.add(self.share, self.b), o.i(K * G)), row)
-        real = o.lt(mine, o.i(G))
-        for number, by_place in enumerate(found):
-            start = o.add(o.mul(row, o.i(H)), self.values.word_of(number))
-            pointer = o.at(self.out, start, 4)
-            if number:
-                utils.warp_barrier()
-            with o.when(real):
-                for behind, outputs in by_place:
-                    self._write(pointer, behind, outputs, adds=number > 0)
-        with o.when(o.and_(real, o.eq(self.tile.r, o.i(0)))):
-            o.store_floats(o.at(self.lse, row, 4), 0, [o.fsub(o.log2(norm), bound)])
-
-    def _write(self, pointer: Value, behind: int, outputs: list[Value], *, adds: bool) -> None:
-        o = self.o
-        for k in range(0, len(outputs), 4):
-            some, offset = outputs[k : k + 4], 4 * (behind + k)
-            if adds:
-                before = o.load_floats(pointer, offset, len(some))
-                some = [o.fadd(*both) for both in zip(some, before, strict=True)]
-            o.store_floats(pointer, offset, some)
-
-
-def _add_tile(o, tile: Tile, values: Any, value: list[Value], scores, is_first, carry, left):
-    """The output, the softmax's sum and its bound with a tile added."""
-    if left is not None:
-        scores = [
-            o.select(o.lt(tile.token(x), left), score, o.f(_NOTHING))
-            for x, score in enumerate(scores)
-        ]
-    top = scores[0]
-    for score in scores[1:]:
-        top = o.fmax(top, score)
-
-    def move():
-        *state, norm, bound = carry
-        most = o.fmax(tile.greatest(top), o.select(is_first, o.f(_NOTHING), o.f(0.0)))
-        decay = o.select(is_first, o.f(0.0), o.exp2(o.fsub(o.f(0.0), most)))
-        moved = [o.fmul(number, decay) for number in (*state, norm)]
-        return [*moved, o.fsub(bound, most), *(o.fsub(score, most) for score in scores)]
-
-    far = o.any_above(o.select(is_first, o.f(-_NOTHING), top), o.f(values.far))
-    found = o.if_(far, [*carry, *scores], move, lambda: [*carry, *scores])
-    (*state, norm, bound), scores = found[: len(carry)], found[len(carry) :]
-    p = [o.exp2(score) for score in scores]
-    for each in p:
-        norm = o.fadd(norm, each)
-    return [*values.add(value, p, left, state), norm, bound]
-
-
-def _cut(arrays: Sequence[Any], last: int) -> tuple[Sequence[Any], Sequence[Any]]:
-    """The first ones, and so many last ones."""
-    middle = len(arrays) - last
-    return arrays[:middle], arrays[middle:]
 
 
 def decode(
@@ -445,11 +42,11 @@ def decode(
     B, N, H = q.shape
     K, shares = keys.kv_heads, len(plan.shares.first)
     assert plan.pages is not None
-    key, value = (_Format.of(codec, H) for codec in (key_codec, value_codec))
+    key, value = (Format.of(codec, H) for codec in (key_codec, value_codec))
     added = []
     if shift is not None:
         added = [shift.scores, *([] if shift.number is None else [shift.number])]
-    program = _Program(
+    program = Program(
         key=key,
         value=value,
         teams=make_teams(K, N // K, keys.page, key.bytes + value.bytes),
@@ -458,27 +55,33 @@ def decode(
         page=keys.page,
         shares=shares,
         scale=scale * _LOG2E,
-        shift=None if shift is None else _Shift.of(shift),
+        shift=None if shift is None else ShiftNumbers.of(shift),
     )
     teams, of = program.teams, plan.shares
     rows = (shares + B - 1) * N
-    threads = {"num_threads": program.warpgroups, "thread_name": "warpgroup"}
+
+    def block(*refs, slots, barriers):
+        refs = (*refs, slots, barriers)
+        kinds = (plgpu.RefType(),) * len(refs)
+        plgpu.inline_mgpu(arg_types=kinds)(lambda _, *refs: Warp(program, *refs).run())(*refs)
+
     out, lse = plgpu.kernel(
-        program.run,
+        block,
         out_type=[
             jax.ShapeDtypeStruct((rows, H), jnp.float32),
             jax.ShapeDtypeStruct((rows,), jnp.float32),
         ],
         scratch_types={
-            "slots": plgpu.SMEM((teams.count * _SLOTS * program.slot_bytes,), jnp.uint8),
-            "barriers": plgpu.SMEM((teams.count * 4 * _SLOTS,), jnp.int32),
+            "slots": plgpu.SMEM((teams.count * SLOTS * program.slot_bytes,), jnp.uint8),
+            "barriers": plgpu.SMEM((teams.count * 4 * SLOTS,), jnp.int32),
         },
         compiler_params=plgpu.CompilerParams(
             lowering_semantics=plgpu.LoweringSemantics.Lane, unsafe_no_auto_barriers=True
         ),
         grid=(-(-shares * program.groups // teams.count),),
         grid_names=("block",),
-        **threads,
+        num_threads=program.warpgroups,
+        thread_name="warpgroup",
     )(
         *(jnp.asarray(layer, jnp.int32).reshape(1), of.before, of.first, of.last, plan.length),
         *(plan.pages, q),

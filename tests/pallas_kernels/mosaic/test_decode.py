@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jkvq.pallas_kernels.mosaic.decode import decode, make_teams, reads
+from jkvq.pallas_kernels.mosaic.decode import decode
+from jkvq.pallas_kernels.mosaic.program import make_teams, reads
 from jkvq.pallas_kernels.triton.decode import merge_partials
 from jkvq.pallas_kernels.types import Shift
 from jkvq.pallas_kernels.work import DecodePlan, pages_in_order, share_work
