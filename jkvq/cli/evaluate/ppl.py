@@ -25,6 +25,7 @@ from jkvq.cli.shared import (
     require_positive,
 )
 from jkvq.defaults import DEFAULT_MODEL, PLAIN_CACHE
+from jkvq.support.errors import UserError
 
 if TYPE_CHECKING:
     from jkvq.evaluation.perplexity import Score
@@ -76,6 +77,8 @@ def eval_ppl(
     names = names if PLAIN_CACHE in names else [PLAIN_CACHE, *names]
     require_known(implementation)
     check_picture(plot)
+    if plot is not None and names == [PLAIN_CACHE]:
+        raise UserError(f"--plot draws KL from {PLAIN_CACHE}: name another cache with --cache")
     folders = choose_calibrations(calibration, names)
     plain = load_model(model, dtype=dtype)
     chosen = first_tokens(plain.tokenizer, content, lengths[-1])

@@ -48,3 +48,5 @@ def test_ppl_scores_several_lengths_in_one_reading(model, text, tmp_path):
     assert picture.read_bytes().startswith(b"\x89PNG")
     with pytest.raises(jkvq.UserError, match="a length of 1 tokens: from 2 to the text's 40"):
         run(*common, "--tokens", "1,40")
+    with pytest.raises(jkvq.UserError, match="--plot draws KL from bf16: name another cache"):
+        run(*common[:-1], "bf16", "--plot", picture)
