@@ -18,6 +18,13 @@ from jkvq.pallas_kernels.types import DecodeSettings, WriteSettings
 ROWS = 16  # of a matrix product, the least a tensor core takes: query heads, filled up
 _TUNED = Path(__file__).parent / "tuned"
 _DEFAULTS = {
+    # The backend of decode on Hopper; elsewhere it is triton.
+    "backend": {
+        "float": "triton",
+        "windows": "mosaic",
+        "packed": "mosaic",
+        "stream": "triton",
+    },
     # programs per multiprocessor, warps, stages
     "decode": {
         "float": [4, 4, 2],
@@ -55,14 +62,25 @@ def _settings() -> dict:
     return _DEFAULTS | (json.loads(path.read_text()) if path.is_file() else {})
 
 
-def decode_settings(codec: Codec) -> DecodeSettings:
-    """How ``decode`` runs on this device."""
-    kind = "packed"
+def _kind(codec: Codec) -> str:
     if isinstance(codec, FloatCodec):
-        kind = "windows" if codec.floats == jnp.float16 else "float"
-    if isinstance(codec, LloydCodec) and codec.allocation is not None:
-        kind = "stream"
-    per_core, warps, stages = _settings()["decode"][kind]
+        return "windows" if codec.floats == jnp.float16 else "float"
+    return "stream" if isinstance(codec, LloydCodec) and codec.allocation is not None else "packed"
+
+
+def is_hopper() -> bool:
+    """Whether Mosaic's kernels can run here."""
+    return compute_capability() == 9.0
+
+
+def prefers_mosaic(codec: Codec) -> bool:
+    """Whether ``decode`` is faster on Mosaic here, if that reads the codec."""
+    return is_hopper() and _settings()["backend"][_kind(codec)] == "mosaic"
+
+
+def decode_settings(codec: Codec) -> DecodeSettings:
+    """How ``decode`` runs on Triton on this device."""
+    per_core, warps, stages = _settings()["decode"][_kind(codec)]
     cores = getattr(jax.devices()[0], "core_count", None) or 1
     return DecodeSettings(per_core * cores, warps, stages)
 

@@ -1,7 +1,7 @@
 """What the ops take and give, whichever backend runs them. Importing this loads no kernel."""
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import jax
 from jaxtyping import Array, Float, Float16, Int, UInt16
@@ -11,8 +11,19 @@ from jkvq.pallas_kernels.formats.packed import LayerIndex, Packed
 
 # "reference": plain JAX, in float32, on any device.
 # "pallas": the kernels, on an NVIDIA GPU of compute capability 8 or more.
+# "triton", "mosaic": the same by one compiler, mosaic on Hopper where it can; pallas takes the
+#     faster one.
 # "interpret": the kernels' own steps, one by one, on any device: for tests.
-Implementation = Literal["reference", "pallas", "interpret"]
+Implementation = Literal["reference", "pallas", "triton", "mosaic", "interpret"]
+COMPILED = ("pallas", "triton", "mosaic")  # those that need a GPU
+
+
+class Heads(NamedTuple):
+    """The heads of a layer's attention."""
+
+    kv: int
+    group: int  # query heads of each
+    channels: int
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ sequences of its share and leaves one partial result for each. Walking along, ei
 the sequence moves on by one, so that (share j, sequence b) is partial result j + b: no two meet.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import jax
 import jax.numpy as jnp
@@ -69,24 +69,14 @@ class DecodePlan:
     """What the queries of a step see of one kind of pages, and who reads it.
 
     length: tokens of each sequence.
-    pages: of all units, one after the other, if a kernel wants them so.
+    pages: of all units, one after the other, as Mosaic's kernel wants them.
+    settings: of Triton's kernel.
     """
 
     length: Int[Array, " B"]
     shares: Shares
     pages: Int[Array, " units"] | None = None
-
-
-def plan_decode(
-    length: Int[Array, " B"],
-    *,
-    page: int,
-    kv_heads: int,
-    settings: DecodeSettings,
-) -> DecodePlan:
-    """The plan for sequences of ``length`` tokens in pages of ``page``: the same for all layers."""
-    shares = share_work(-(-length // page), max(1, settings.programs // kv_heads))
-    return DecodePlan(length, shares)
+    settings: DecodeSettings | None = field(default=None, metadata={"static": True})
 
 
 def pages_in_order(shares: Shares, table: Int[Array, "B M"]) -> Int[Array, " units"]:

@@ -13,6 +13,7 @@ import functools
 import json
 import platform
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import jax
@@ -25,14 +26,22 @@ from jkvq.cache.layout import abstract_groups, pages_in_turn, pages_of_window
 from jkvq.cache.shape import CacheShape
 from jkvq.cache.specs.spec import CacheSpec
 from jkvq.cache.specs.spec_text import parse_spec
+from jkvq.pallas_kernels.decode import decode, plan_decode
 from jkvq.pallas_kernels.formats.codecs import FloatCodec
 from jkvq.pallas_kernels.formats.packed import Packed
 from jkvq.pallas_kernels.prefill import prefix_attention
-from jkvq.pallas_kernels.settings import decode_settings, write_settings
-from jkvq.pallas_kernels.triton.decode import decode, merge_partials
+from jkvq.pallas_kernels.settings import write_settings
+from jkvq.pallas_kernels.triton.decode import merge_partials
+from jkvq.pallas_kernels.triton.decode import plan_decode as plan_for_triton
 from jkvq.pallas_kernels.triton.write import write
-from jkvq.pallas_kernels.types import DecodeSettings, Shift, WriteSettings, WriteSide
-from jkvq.pallas_kernels.work import plan_decode
+from jkvq.pallas_kernels.types import (
+    DecodeSettings,
+    Heads,
+    Implementation,
+    Shift,
+    WriteSettings,
+    WriteSide,
+)
 
 H = 128
 # sequences, tokens, KV heads, query heads per KV head
@@ -165,10 +174,11 @@ class Sequences:
 def time_decode(
     spec: CacheSpec,
     workload: str,
+    implementation: Implementation = "pallas",
     settings: DecodeSettings | None = None,
     window_settings: DecodeSettings | None = None,
 ) -> tuple[float, int]:
-    """Microseconds of decode and merge, and the bytes they read."""
+    """Microseconds of decode and merge, and the bytes they read; settings are Triton's."""
     B, S, K, G = WORKLOADS[workload]
     lengths = None
     if workload == "W5":
@@ -178,19 +188,20 @@ def time_decode(
         lengths[np.argsort(lengths)[B // 2]] += B * S - lengths.sum()
     data = Sequences(spec, B, S, K, lengths)
     exact = spec.sink + spec.recent
-    settings = settings or decode_settings(data.codecs[0])
-    window_settings = window_settings or decode_settings(EXACT)
-    packed = jnp.asarray(data.lengths - exact, jnp.int32)
-    plan = plan_decode(packed, page=spec.page, kv_heads=K, settings=settings)
+
+    def make_plan(tokens, table, codecs, settings):
+        length, how = jnp.asarray(tokens, jnp.int32), {"page": spec.page}
+        if settings is not None:
+            return plan_for_triton(length, kv_heads=K, settings=settings, **how)
+        return plan_decode(
+            length, table, codecs, Heads(K, G, H), implementation=implementation, **how
+        )
+
+    plan = make_plan(data.lengths - exact, data.table, data.codecs, settings)
     window_plan, table = None, data.table
     if data.windows is not None:
-        window_plan = plan_decode(
-            jnp.full(B, exact, jnp.int32),
-            page=spec.page,
-            kv_heads=K,
-            settings=window_settings,
-        )
         table = jnp.asarray(pages_in_turn(spec, B, spec.exact_pages))
+        window_plan = make_plan(np.full(B, exact), table, (EXACT, EXACT), window_settings)
     key, columns = data.basis.key, data.table.shape[1]
     # The pages of packed tokens and those of the windows, which each sequence has elsewhere
     angles = key.angles(spec.page_middle(jnp.arange(columns + table.shape[1])))
@@ -205,12 +216,12 @@ def time_decode(
         if angles is not None:
             scores = key.mean_scores(q[:, None], 0, angles)[:, 0]
             shift, window_shift = Shift(scores), Shift(scores, slot_page)
-        args = keys, values, *data.codecs, 0, block_table, plan, shift
-        parts = [decode(q, *args, scale=H**-0.5, settings=settings)]
+        args = keys, values, data.codecs, 0, block_table, plan, shift
+        parts = [decode(q, *args, scale=H**-0.5)]
         if windows is not None:
-            exact = EXACT, EXACT, 0, table, window_plan, window_shift
+            exact = (EXACT, EXACT), 0, table, window_plan, window_shift
             args = windows[0], windows[1], *exact
-            parts.append(decode(q, *args, scale=H**-0.5, settings=window_settings))
+            parts.append(decode(q, *args, scale=H**-0.5))
         out, _ = merge_partials(parts, q.shape[1])
         return q + (out * 1e-30).astype(q.dtype)
 
@@ -299,12 +310,30 @@ def time_torch(workload: str) -> float | None:
     return start.elapsed_time(end) * 100
 
 
+def decode_rows(workload: str, caches: list[str], implementations: list[str]) -> Iterator[dict]:
+    """Times of one workload, with the speed-up over the least of bf16 before."""
+    base = None
+    for cache in caches:
+        for implementation in implementations:
+            us, size = time_decode(parse_spec(cache), workload, implementation)  # pyright: ignore
+            row = {"cache": cache, "implementation": implementation, "us": us, "bytes": size}
+            if cache == "bf16":
+                base = min(us, base or us)
+            if base is not None:
+                row["speedup"] = base / us
+            yield row
+    torch_us = time_torch(workload) if workload != "W5" else None
+    if torch_us is not None:
+        yield {"cache": "bf16, torch", "us": torch_us}
+
+
 def main() -> None:
     """Runs the benchmarks that are asked for, prints them and writes them down."""
     parser = argparse.ArgumentParser(description="Times the kernels on this GPU.")
     parser.add_argument("--only", choices=["decode", "write", "prefill"], help="one op alone")
     parser.add_argument("--workloads", default=",".join(WORKLOADS))
     parser.add_argument("--caches", default=CACHES)
+    parser.add_argument("--implementations", default="pallas,triton", help="of decode")
     parser.add_argument("--out", type=Path, help="a JSON file")
     args = parser.parse_args()
     if jax.default_backend() != "gpu":
@@ -332,18 +361,12 @@ def main() -> None:
 
     if args.only in (None, "decode"):
         for workload in args.workloads.split(","):
-            base = None
-            for cache in args.caches.split(","):
-                us, size = time_decode(parse_spec(cache), workload)
-                base = us if cache == "bf16" else base
-                rate = size / us * 1e6
-                ratios = {"of_stream": rate / stream, "of_copy": rate / copy}
-                if base is not None:
-                    ratios["speedup"] = base / us
-                note("decode", workload=workload, cache=cache, us=us, bytes=size, **ratios)
-            torch_us = time_torch(workload) if workload != "W5" else None
-            if torch_us is not None:
-                note("decode", workload=workload, cache="bf16, torch", us=torch_us)
+            caches, ways = (text.split(",") for text in (args.caches, args.implementations))
+            for row in decode_rows(workload, caches, ways):
+                if size := row.get("bytes"):
+                    rate = size / row["us"] * 1e6
+                    row |= {"of_stream": rate / stream, "of_copy": rate / copy}
+                note("decode", workload=workload, **row)
     if args.only in (None, "write"):
         for tokens in (8192, 32):
             for cache in WRITES.split(","):

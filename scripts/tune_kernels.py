@@ -4,14 +4,16 @@ python -m scripts.tune_kernels
 """
 
 import argparse
+import functools
 import itertools
 import json
 from pathlib import Path
+from typing import Any
 
 import jax
 
 from jkvq.cache.specs.spec_text import parse_spec
-from jkvq.pallas_kernels.settings import tuned_file
+from jkvq.pallas_kernels.settings import is_hopper, tuned_file
 from jkvq.pallas_kernels.types import DecodeSettings, WriteSettings
 from scripts.bench_kernels import time_decode, time_write
 
@@ -52,6 +54,34 @@ def geometric_mean(times: list[float]) -> float:
     return product ** (1 / len(times))
 
 
+def time_triton(kind: str, setting) -> float:
+    """Microseconds of decode, if Triton reads pages of a kind with this setting."""
+    per_core, warps, stages = setting
+    settings = DecodeSettings(per_core * jax.devices()[0].core_count, warps, stages)
+    return _time(kind, {"window_settings" if kind == "windows" else "settings": settings})
+
+
+def faster_backend(kind: str, setting) -> str:
+    """The one that reads pages of a kind faster, all others read by what is best for them."""
+    if not is_hopper():
+        return "triton"
+    times = {"triton": time_triton(kind, setting), "mosaic": _time(kind, {})}
+    print("decode", kind, times, flush=True)
+    return min(times, key=times.__getitem__)
+
+
+def _time(kind: str, settings: Any) -> float:
+    way = "mosaic" if is_hopper() else "triton"
+    caches, _ = DECODE[kind]
+    return geometric_mean(
+        [
+            time_decode(parse_spec(cache), workload, way, **settings)[0]
+            for cache in caches
+            for workload in WORKLOADS
+        ]
+    )
+
+
 def main() -> None:
     """Tunes every op, and writes the settings of this device."""
     parser = argparse.ArgumentParser(description="Tunes the kernels for this GPU.")
@@ -59,22 +89,6 @@ def main() -> None:
     args = parser.parse_args()
     if jax.default_backend() != "gpu":
         parser.error("there is no GPU here")
-    cores = jax.devices()[0].core_count
-
-    def decoding(kind, caches):
-        def measure(setting):
-            per_core, warps, stages = setting
-            settings = DecodeSettings(per_core * cores, warps, stages)
-            chosen = {"window_settings" if kind == "windows" else "settings": settings}
-            return geometric_mean(
-                [
-                    time_decode(parse_spec(cache), workload, **chosen)[0]
-                    for cache in caches
-                    for workload in WORKLOADS
-                ]
-            )
-
-        return measure
 
     def writing(tokens):
         def measure(setting):
@@ -84,11 +98,13 @@ def main() -> None:
 
         return measure
 
+    decode = {
+        kind: best(settings, functools.partial(time_triton, kind), f"decode {kind}")
+        for kind, (_, settings) in DECODE.items()
+    }
     found = {
-        "decode": {
-            kind: best(settings, decoding(kind, caches), f"decode {kind}")
-            for kind, (caches, settings) in DECODE.items()
-        },
+        "backend": {kind: faster_backend(kind, setting) for kind, setting in decode.items()},
+        "decode": decode,
         "write": {
             name: best(WRITE[tokens], writing(tokens), f"write {tokens}")
             for name, tokens in (("many", 8192), ("few", 32))

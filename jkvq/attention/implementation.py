@@ -4,8 +4,8 @@ from typing import get_args
 
 from jkvq.cache.specs.spec import CacheSpec, SideSpec
 from jkvq.models.config import ModelConfig
-from jkvq.pallas_kernels.settings import ROWS, compute_capability, has_gpu
-from jkvq.pallas_kernels.types import Implementation
+from jkvq.pallas_kernels.settings import ROWS, compute_capability, has_gpu, is_hopper
+from jkvq.pallas_kernels.types import COMPILED, Implementation
 from jkvq.support.errors import UserError, nearest
 
 _HEAD_DIMS = (64, 128, 256)
@@ -21,9 +21,14 @@ def choose_implementation(name: str | None, config: ModelConfig, spec: CacheSpec
         return "pallas" if has_gpu() and limit is None else "reference"
     if limit is not None:
         raise UserError(f"implementation {name}: {limit}; use reference")
-    limit = device_limit()
-    if name == "pallas" and limit is not None:
-        raise UserError(f"implementation pallas: {limit}; use reference")
+    limit = device_limit() if name in COMPILED else None
+    if limit is not None:
+        raise UserError(f"implementation {name}: {limit}; use reference")
+    if name == "mosaic" and not is_hopper():
+        raise UserError(
+            "implementation mosaic: it runs on GPUs of compute capability 9.0 (H100, H200), and "
+            f"this one has {compute_capability()}; use triton"
+        )
     return name  # pyright: ignore[reportReturnType]
 
 

@@ -11,11 +11,12 @@ from jkvq.attention.step_plan import EXACT_CODEC, Chunk, GroupPlan, PackPlan, Ta
 from jkvq.attention.store import pack_plainly, store_chunk, write_plainly
 from jkvq.cache.basis import Angles
 from jkvq.cache.layout import ExactPages, LayerGroup
+from jkvq.pallas_kernels.decode import decode
 from jkvq.pallas_kernels.formats.packed import Packed
 from jkvq.pallas_kernels.prefill import ExactTokens, prefix_attention, self_attention
 from jkvq.pallas_kernels.reference.merge import merge_all
-from jkvq.pallas_kernels.settings import decode_settings, write_settings
-from jkvq.pallas_kernels.triton.decode import decode, merge_partials
+from jkvq.pallas_kernels.settings import write_settings
+from jkvq.pallas_kernels.triton.decode import merge_partials
 from jkvq.pallas_kernels.triton.write import writable, write
 from jkvq.pallas_kernels.types import InPages, WriteSide
 
@@ -73,7 +74,7 @@ def attend_token(
     view: LayerView, q, k, v, chunk: Chunk, plan: GroupPlan, *, scale: float, interpret: bool
 ) -> tuple[Float[Array, "B 1 N H"], LayerGroup]:
     """A new token of each sequence is stored, and sees itself and all others as they are stored."""
-    (key, value), reads = view.codecs, plan.reads
+    reads = plan.reads
     assert reads is not None and chunk.position.shape[1] == 1
     means = view.mean_scores(q, plan)
     if plan.pack is not None:
@@ -81,16 +82,16 @@ def attend_token(
         view = dataclasses.replace(view, storage=packed)
     store = _store_in_pages if plan.exact is None else _store_exactly
     storage, q = store(view, q, k, v, plan, interpret=interpret)
-    pages = storage.key, storage.value, key, value, view.index, plan.table
+    pages = storage.key, storage.value, view.codecs, view.index, plan.table
     run = functools.partial(decode, q[:, 0], scale=scale, interpret=interpret)
     shift = None if means is None else means.shift()
-    parts = [run(*pages, reads.packed, shift, settings=decode_settings(key))]
+    parts = [run(*pages, reads.packed, shift)]
     if plan.exact is not None:
         assert storage.exact is not None and reads.exact is not None
         exact = Packed(storage.exact.key), Packed(storage.exact.value)
-        pages = *exact, EXACT_CODEC, EXACT_CODEC, view.index, plan.exact.table
+        pages = *exact, (EXACT_CODEC, EXACT_CODEC), view.index, plan.exact.table
         shift = None if means is None else means.shift(reads.number)
-        parts.append(run(*pages, reads.exact, shift, settings=decode_settings(EXACT_CODEC)))
+        parts.append(run(*pages, reads.exact, shift))
     out, _ = merge_partials(parts, q.shape[2], interpret=interpret)
     return out[:, None], storage
 

@@ -16,7 +16,7 @@ from jkvq.attention.step_plan import PackPlan, plan_packing
 from jkvq.attention.store import pack_plainly
 from jkvq.cache.basis import Basis
 from jkvq.cache.layout import PACK_EVERY, GroupSpec, KVCache, LayerGroup, layer_groups
-from jkvq.pallas_kernels.types import Implementation
+from jkvq.pallas_kernels.types import COMPILED, Implementation
 
 
 def pack_due(
@@ -54,6 +54,6 @@ def _pack_group(
     def pack_all() -> LayerGroup:
         return jax.lax.fori_loop(0, len(group.layers), pack_one, storage)
 
-    if implementation == "pallas":  # a GPU leaves out what is not due, and need not ask its host
-        return pack_all()
+    if implementation in COMPILED:
+        return pack_all()  # a GPU leaves out what is not due, and need not ask its host
     return jax.lax.cond(plan.to.real.any(), pack_all, lambda: storage)

@@ -8,7 +8,7 @@ each group of layers that are stored alike.
 import dataclasses
 import functools
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,10 +20,9 @@ from jkvq.cache.layout import Sequences, layer_groups, page_of
 from jkvq.cache.shape import CacheShape
 from jkvq.cache.specs.page_rule import in_whole_pages
 from jkvq.cache.specs.spec import CacheSpec
-from jkvq.pallas_kernels.formats.codecs import FloatCodec
-from jkvq.pallas_kernels.settings import decode_settings
-from jkvq.pallas_kernels.types import Implementation
-from jkvq.pallas_kernels.work import DecodePlan, plan_decode
+from jkvq.pallas_kernels.formats.codecs import Codec, FloatCodec
+from jkvq.pallas_kernels.types import Heads, Implementation
+from jkvq.pallas_kernels.work import DecodePlan
 
 # "prefill": a chunk of a prompt sees itself as computed and what came before it as stored.
 # "decode": one new token of each sequence sees everything, itself too, as stored.
@@ -31,6 +30,13 @@ from jkvq.pallas_kernels.work import DecodePlan, plan_decode
 Phase = Literal["prefill", "decode", "forced"]
 
 EXACT_CODEC = FloatCodec(jnp.float16)
+
+
+class Kernels(NamedTuple):
+    """Which kernels run a step, for which heads."""
+
+    heads: Heads
+    implementation: Implementation
 
 
 @jax.tree_util.register_dataclass
@@ -137,7 +143,9 @@ class StepPlan:
     rotary: Int[Array, "B T"]  # rotary positions
 
 
-@functools.partial(jax.jit, static_argnames=("spec", "shape", "width", "phase", "implementation"))
+@functools.partial(
+    jax.jit, static_argnames=("spec", "shape", "group", "width", "phase", "implementation")
+)
 def plan_step(
     sequences: Sequences,
     basis: Basis,
@@ -146,17 +154,21 @@ def plan_step(
     *,
     spec: CacheSpec,
     shape: CacheShape,
+    group: int,
     width: int,
     phase: Phase,
     implementation: Implementation,
 ) -> StepPlan:
     """The plan for the next ``count`` tokens of each sequence, in arrays of ``width`` tokens.
 
-    ``first`` is the rotary position of a sequence's first token. Kernels take known tokens one by
-    one: such a step's plan is those of its tokens, stacked.
+    ``first`` is the rotary position of a sequence's first token, ``group`` the number of query
+    heads of each KV head. Kernels take known tokens one by one: such a step's plan is those of its
+    tokens, stacked.
     """
-    how = {"spec": spec, "shape": shape, "kernels": implementation != "reference"}
-    if phase != "forced" or not how["kernels"]:
+    heads = Heads(shape.kv_heads, group, shape.head_dim)
+    kernels = None if implementation == "reference" else Kernels(heads, implementation)
+    how = {"spec": spec, "layers": shape.layers, "kernels": kernels}
+    if phase != "forced" or kernels is None:
         plan = _plan(sequences, basis, count, width=width, phase=phase, **how)
     else:
         token = jnp.arange(width, dtype=jnp.int32)[:, None]
@@ -188,32 +200,30 @@ def _plan(
     *,
     width: int,
     spec,
-    shape,
+    layers: int,
     phase: Phase,
-    kernels: bool,
+    kernels: Kernels | None,
     packs: bool = False,
 ) -> tuple[Chunk, tuple[GroupPlan, ...]]:
     """A plan without the angles of pages, which are the same at any length."""
     offset = jnp.arange(width, dtype=jnp.int32)[None, :]
     chunk = Chunk(sequences, sequences.length[:, None] + offset, count)
     groups = (
-        _plan_group(
-            group.spec, shape, basis.layer(group.layers[0])[0], chunk, phase, kernels, packs
-        )
-        for group in layer_groups(spec, shape.layers)
+        _plan_group(group.spec, basis.layer(group.layers[0]), chunk, phase, kernels, packs)
+        for group in layer_groups(spec, layers)
     )
     return chunk, tuple(groups)
 
 
 def _plan_group(
     spec: CacheSpec,
-    shape: CacheShape,
-    key: SideBasis,
+    sides: tuple[SideBasis, SideBasis],
     chunk: Chunk,
     phase: Phase,
-    kernels: bool,
+    kernels: Kernels | None,
     packs: bool,
 ) -> GroupPlan:
+    key, _ = sides
     sequences, decodes = chunk.sequences, phase == "decode"
     known = chunk.position + 1 if phase != "prefill" else sequences.length[:, None]
     boundary = jnp.where(chunk.real, spec.packed(known), 0)
@@ -227,9 +237,11 @@ def _plan_group(
         here = chunk.real & (chunk.position >= spec.sink) & (chunk.position < end)
         write = Targets(*page_of(sequences.block_table, chunk.position, here, spec.page), here)
     token_angles = key.angles(spec.middle(chunk.position))
-    wide = None if token_angles is None or not (kernels and decodes) else token_angles.wide
-    reads = _plan_reads(spec, shape, key, chunk, boundary, exact) if kernels and decodes else None
-    table = sequences.block_table[:, spec.sink_pages :]
+    table, wide, reads = sequences.block_table[:, spec.sink_pages :], None, None
+    if kernels is not None and decodes:
+        wide = None if token_angles is None else token_angles.wide
+        codecs = key.codec(0), sides[1].codec(0)
+        reads = _plan_reads(spec, kernels, codecs, boundary, table, exact)
     return GroupPlan(table, boundary, write, exact, pack, token_angles, wide, reads)
 
 
@@ -276,16 +288,20 @@ def _plan_exact(spec: CacheSpec, key: SideBasis, chunk: Chunk, decodes: bool) ->
 
 def _plan_reads(
     spec: CacheSpec,
-    shape: CacheShape,
-    key: SideBasis,
-    chunk: Chunk,
+    kernels: Kernels,
+    codecs: tuple[Codec, Codec],
     boundary: Int[Array, "B 1"],
+    table: Int[Array, "B m"],
     exact: ExactPlan | None,
 ) -> DecodeReads:
-    plan = functools.partial(plan_decode, page=spec.page, kv_heads=shape.kv_heads)
-    packed = plan(boundary[:, 0], settings=decode_settings(key.codec(0)))
+    from jkvq.pallas_kernels.decode import plan_decode  # noqa: PLC0415 (loads the kernels)
+
+    plan = functools.partial(
+        plan_decode, heads=kernels.heads, page=spec.page, implementation=kernels.implementation
+    )
+    packed = plan(boundary[:, 0], table, codecs)
     if exact is None:
         return DecodeReads(packed, None, None)
-    window = plan(exact.count, settings=decode_settings(EXACT_CODEC))
-    pages = chunk.sequences.block_table.shape[1]
+    window = plan(exact.count, exact.table, (EXACT_CODEC, EXACT_CODEC))
+    pages = table.shape[1] + spec.sink_pages
     return DecodeReads(packed, window, page_of_position(spec, exact.position, pages))

@@ -52,8 +52,9 @@ Dtype = Annotated[
 Implementation = Annotated[
     str | None,
     typer.Option(
-        help="What attention and the cache run on: pallas (GPU kernels), reference (plain JAX) or "
-        "interpret (the kernels step by step, for tests).",
+        help="What attention and the cache run on: pallas (GPU kernels; triton or mosaic forces "
+        "those of one compiler), reference (plain JAX) or interpret (the kernels step by step, "
+        "for tests).",
         show_default="the fastest here",
     ),
 ]

@@ -52,6 +52,7 @@ def forward(
         first,
         spec=spec,
         shape=CacheShape.of(config),
+        group=config.heads // config.kv_heads,
         width=tokens.shape[1],
         phase=phase,
         implementation=implementation,

@@ -17,7 +17,7 @@ from jkvq.pallas_kernels.formats.codecs import Codec
 from jkvq.pallas_kernels.formats.packed import LayerIndex, Packed
 from jkvq.pallas_kernels.mosaic.program import SLOTS, Format, Program, ShiftNumbers, make_teams
 from jkvq.pallas_kernels.mosaic.warp import Warp
-from jkvq.pallas_kernels.types import Shift
+from jkvq.pallas_kernels.types import Heads, Shift
 from jkvq.pallas_kernels.work import DecodePlan, Partials
 
 _LOG2E = float(np.log2(np.e))
@@ -49,7 +49,7 @@ def decode(
     program = Program(
         key=key,
         value=value,
-        teams=make_teams(K, N // K, keys.page, key.bytes + value.bytes),
+        teams=make_teams(Heads(K, N // K, H), keys.page, key.bytes + value.bytes),
         shape=(B, K, N // K, H),
         pages=keys.codes.shape[1],
         page=keys.page,

@@ -220,6 +220,10 @@ class Lanes:
         text = "{ .reg .b16 h, z; mov.b16 z, 0; ld.global.nc.b16 h, [$1]; mov.b32 $0, {z, h}; }"
         return self._floats(text, self.at(pointer, index, 2))
 
+    def load_half(self, pointer, index):
+        text = "{ .reg .b16 h; ld.global.nc.b16 h, [$1]; cvt.f32.f16 $0, h; }"
+        return self._floats(text, self.at(pointer, index, 2))
+
     def load_floats(self, pointer, offset: int, count: int) -> list[Value]:
         """1, 2 or 4 floats in a row, which the warp may have written."""
         kind = {1: "f32", 2: "v2.f32", 4: "v4.f32"}[count]

@@ -10,7 +10,7 @@ from jkvq.pallas_kernels.mosaic.affine import AffineKeys, AffineValues, parts_of
 from jkvq.pallas_kernels.mosaic.floats import FloatKeys, FloatValues, kind_of
 from jkvq.pallas_kernels.mosaic.ring import Side
 from jkvq.pallas_kernels.mosaic.tile import HEADS, Tile
-from jkvq.pallas_kernels.types import Shift
+from jkvq.pallas_kernels.types import Heads, Shift
 
 WARPS = 4  # of a warpgroup
 SLOTS = 2  # of a ring; more in flight is slower
@@ -50,13 +50,13 @@ class Teams:
         return self.heads * self.warps
 
 
-def make_teams(kv_heads: int, group: int, page: int, token_bytes: int) -> Teams:
-    """The teams for groups of so many query heads, and pages of so many tokens.
+def make_teams(of: Heads, page: int, token_bytes: int) -> Teams:
+    """The teams for heads and pages of so many tokens.
 
     ``token_bytes`` are those of the keys and values of one head.
     """
-    warps = next(n for n in (1, 2, 4) if n * HEADS >= group)
-    heads = next(n for n in (4, 2, 1) if kv_heads % n == 0 and n * warps <= WARPS)
+    warps = next(n for n in (1, 2, 4) if n * HEADS >= of.group)
+    heads = next(n for n in (4, 2, 1) if of.kv % n == 0 and n * warps <= WARPS)
     tiles = [tokens for tokens in (64, 32, 16) if page % tokens == 0]
     fits = (tokens for tokens in tiles if heads * tokens * token_bytes <= _TILE_BYTES)
     tile = next(fits, tiles[-1])
@@ -107,6 +107,13 @@ class Format:
         if self.kind is not None:
             return FloatValues(tile, self.kind, self.channels)
         return AffineValues(tile, self.bits, self.channels)
+
+
+def share_count(codecs: tuple[Codec, Codec], heads: Heads, page: int, cores: int) -> int:
+    """Shares of the work, if all multiprocessors have one block."""
+    token_bytes = sum(Format.of(codec, heads.channels).bytes for codec in codecs)
+    teams = make_teams(heads, page, token_bytes)
+    return max(1, cores * teams.count * teams.heads // heads.kv)
 
 
 class ShiftNumbers(NamedTuple):

@@ -29,8 +29,8 @@ class Warp:
         count = sum(len(side.arrays) for side in program.sides)
         pages, self.shift = rest[:count], rest[count:]
         self.out, self.lse = o.global_pointer(out), o.global_pointer(lse)
-        short = str(q.type.element_type) == "bf16"
-        self.load_query = o.load_bfloat16 if short else o.load_float
+        loads = {"bf16": o.load_bfloat16, "f16": o.load_half, "f32": o.load_float}
+        self.load_query = loads[str(q.type.element_type)]
 
         self.lane = o.and_(utils.thread_idx(), o.i(31))
         in_group = o.and_(utils.warp_idx(), o.i(WARPS - 1))

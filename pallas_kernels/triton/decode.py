@@ -25,11 +25,23 @@ from jkvq.pallas_kernels.formats.packed import LayerIndex, Packed
 from jkvq.pallas_kernels.settings import ROWS
 from jkvq.pallas_kernels.triton.tiles import Page, codec_operands, make_tiles, numbers_of
 from jkvq.pallas_kernels.types import DecodeSettings, Shift
-from jkvq.pallas_kernels.work import DecodePlan, Partials, share_start
+from jkvq.pallas_kernels.work import DecodePlan, Partials, share_start, share_work
 
 _LOG2E = float(np.log2(np.e))
 _NOTHING = -1e30  # the greatest score before there is one
 _MERGE_TILE = 2048  # numbers of partial results that are merged at once
+
+
+def plan_decode(
+    length: Int[Array, " B"],
+    *,
+    page: int,
+    kv_heads: int,
+    settings: DecodeSettings,
+) -> DecodePlan:
+    """The plan for sequences of ``length`` tokens in pages of ``page``: the same for all layers."""
+    shares = share_work(-(-length // page), max(1, settings.programs // kv_heads))
+    return DecodePlan(length, shares, settings=settings)
 
 
 def decode(
@@ -44,7 +56,6 @@ def decode(
     shift: Shift | None = None,
     *,
     scale: float,
-    settings: DecodeSettings,
     interpret: bool = False,
 ) -> Partials:
     """Attention over the tokens of a plan, not merged yet.
@@ -54,7 +65,8 @@ def decode(
     """
     B, N, H = q.shape
     K = keys.kv_heads
-    shares = len(plan.shares.first)
+    shares, settings = len(plan.shares.first), plan.settings
+    assert settings is not None
     program = _Program(
         key=numbers_of(key_codec),
         value=numbers_of(value_codec),

@@ -155,7 +155,8 @@ def _pack(basis, cache, count, implementation):
 def _step(basis, cache, q, k, v, count, phase, implementation):
     run = {"phase": phase, "implementation": implementation}
     spec, shape = cache.spec, CacheShape(cache.layers, *k.shape[2:])
-    plan = plan_step(cache.sequences, basis, count, spec=spec, shape=shape, width=q.shape[1], **run)
+    sizes = {"shape": shape, "group": q.shape[2] // k.shape[2], "width": q.shape[1]}
+    plan = plan_step(cache.sequences, basis, count, spec=spec, **sizes, **run)
     out, groups = None, cache.groups
     # The layer below is written too: layers must not touch each other.
     for layer, new in ((0, (q, v, k)), (LAYER, (q, k, v))):

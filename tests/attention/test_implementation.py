@@ -21,11 +21,12 @@ def test_the_kernels_are_chosen_where_there_is_a_gpu():
 
 
 @pytest.mark.skipif(jax.default_backend() == "gpu", reason="there is a GPU here")
-def test_kernels_without_a_gpu_are_refused():
+@pytest.mark.parametrize("name", ["pallas", "triton", "mosaic"])
+def test_kernels_without_a_gpu_are_refused(name):
     with pytest.raises(
-        UserError, match=r"implementation pallas: .* NVIDIA GPU of .*, and there is none"
+        UserError, match=rf"implementation {name}: .* NVIDIA GPU of .*, and there is none"
     ):
-        choose_implementation("pallas", WIDE, parse_spec("int4"))
+        choose_implementation(name, WIDE, parse_spec("int4"))
 
 
 @pytest.mark.parametrize(
@@ -63,6 +64,15 @@ def test_a_gpu_that_the_kernels_cannot_use_is_named(monkeypatch):
     assert choose_implementation(None, WIDE, parse_spec("int4")) == "reference"
     with pytest.raises(UserError, match=r"capability 8 or more, and this one has 7\.5"):
         choose_implementation("pallas", WIDE, parse_spec("int4"))
+
+
+@pytest.mark.parametrize("capability", [8.9, 10.0])
+def test_mosaic_is_refused_where_it_was_never_run(monkeypatch, capability):
+    for module in ("jkvq.attention.implementation", "jkvq.pallas_kernels.settings"):
+        monkeypatch.setattr(f"{module}.compute_capability", lambda: capability)
+    assert choose_implementation("triton", WIDE, parse_spec("int4")) == "triton"
+    with pytest.raises(UserError, match=rf"9\.0 \(H100, H200\), and this one has {capability}"):
+        choose_implementation("mosaic", WIDE, parse_spec("int4"))
 
 
 @pytest.mark.parametrize(

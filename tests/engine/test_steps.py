@@ -68,9 +68,8 @@ def _lowered(step: str, llm: LLM, stored: KVCache):
     sequences, width = stored.sequences, {"prefill": 32, "decode": 1}[step]
     how: Any = {"phase": step, "implementation": llm.implementation}
     layers, shape = llm.config.layers, CacheShape.of(llm.config)
-    plan = plan_step(
-        *(sequences, llm.basis, jnp.array([1, 1])), spec=llm.spec, shape=shape, width=width, **how
-    )
+    sizes = {"shape": shape, "group": llm.config.heads // shape.kv_heads, "width": width}
+    plan = plan_step(*(sequences, llm.basis, jnp.array([1, 1])), spec=llm.spec, **sizes, **how)
     attend = LayerAttention.of(layers - 1, llm.spec, layers, llm.basis, plan, scale=0.1, **how)
     x, rotary = embed(
         llm.config, llm.params["embedding"], jnp.zeros((2, width), jnp.int32), plan.rotary

@@ -45,7 +45,7 @@ def test_queries_read_what_the_cache_gives_back(cache, layer):
         part = slice(start, stop)
         count = jnp.array([stop - start])
         how: Any = {"phase": "forced", "implementation": "reference"}
-        shape = {"spec": spec, "shape": CacheShape.of(config), "width": stop - start}
+        shape = {"spec": spec, "shape": CacheShape.of(config), "group": 2, "width": stop - start}
         plan = plan_step(stored.sequences, basis, count, **shape, **how)
         attend = LayerAttention.of(layer, spec, config.layers, basis, plan, scale=0.1, **how)
         out, groups = jax.jit(LayerAttention.__call__)(

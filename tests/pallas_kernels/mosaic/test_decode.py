@@ -10,7 +10,7 @@ import pytest
 from jkvq.pallas_kernels.mosaic.decode import decode
 from jkvq.pallas_kernels.mosaic.program import make_teams, reads
 from jkvq.pallas_kernels.triton.decode import merge_partials
-from jkvq.pallas_kernels.types import Shift
+from jkvq.pallas_kernels.types import Heads, Shift
 from jkvq.pallas_kernels.work import DecodePlan, pages_in_order, share_work
 from tests.pallas_kernels.reference.test_paged_attention import LAYER, Stored
 from tests.pallas_kernels.triton.test_decode import SCALE, assert_close
@@ -69,7 +69,7 @@ def test_the_kernel_is_made_for_a_gpu_anywhere(cache, heads, group, channels, pa
 )
 def test_teams_have_all_heads_and_fit_in_shared_memory(heads, group, page, expected):
     for token_bytes in (72, 136, 264):
-        teams = make_teams(heads, group, page, token_bytes)
+        teams = make_teams(Heads(heads, group, 128), page, token_bytes)
         if token_bytes == 136:
             assert (teams.heads, teams.warps, teams.tile) == expected
         assert heads % teams.heads == 0 and teams.warps * 4 >= group
@@ -85,7 +85,7 @@ def test_codecs_that_the_kernel_cannot_read_are_left_to_others():
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
 @pytest.mark.parametrize(("cache", "heads", "group", "channels", "page"), SHAPES)
 def test_attention_over_pages(cache, heads, group, channels, page, dtype):
     lengths = [1, page - 1, page, page + 1, 3 * page, 0, 5 * page - 2]

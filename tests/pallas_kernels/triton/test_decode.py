@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from jkvq.cache.specs.presets import PRESETS
-from jkvq.pallas_kernels.triton.decode import decode, merge_partials
+from jkvq.pallas_kernels.triton.decode import decode, merge_partials, plan_decode
 from jkvq.pallas_kernels.types import DecodeSettings, Shift
-from jkvq.pallas_kernels.work import plan_decode
 from tests.pallas_kernels.reference.test_paged_attention import LAYER, Stored
 from tests.reference import attention
 
@@ -25,7 +24,6 @@ def attend(stored: Stored, q, lengths, page, *, programs=10, shift=None, interpr
         part = decode(
             *(q, keys, values, *stored.codecs, LAYER, table, plan, shift),
             scale=SCALE,
-            settings=settings,
             interpret=interpret,
         )
         return merge_partials([part], q.shape[1], interpret=interpret)
