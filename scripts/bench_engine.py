@@ -20,13 +20,12 @@ from jkvq.cache.shape import CacheShape
 from jkvq.cache.specs.spec_text import parse_spec
 from jkvq.engine.engine import Engine, Handle
 from jkvq.engine.options import Options
-from jkvq.engine.steps import BURST
 from jkvq.llm import LLM, with_cache
 from jkvq.support.compile_clock import compile_seconds
 from scripts.bench_kernels import made_up
 from scripts.bench_steps import QWEN3_8B, random_model, time_decode
 
-BURSTS = 8  # that are timed
+BURSTS = 32  # that are timed
 ROOM = 4096  # tokens that a sequence may draw while others are read and in the bursts
 
 
@@ -106,8 +105,9 @@ def main() -> None:
         engine.step()
     length = int(np.mean([handle.sequence.least for handle in handles]))
     seconds, drawn, launching = drawn_in(engine, BURSTS)
-    assert drawn == args.slots * BURSTS * BURST, "some have ended"
-    step = seconds / (BURSTS * BURST) * 1e3
+    steps = drawn / args.slots
+    assert steps == BURSTS * engine._long, "some have ended"
+    step = seconds / steps * 1e3
     before = compile_seconds()
     for handle in handles[:4]:
         handle.cancel()

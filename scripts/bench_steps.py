@@ -92,7 +92,7 @@ def time_decode(llm: LLM, batch: int, tokens: int) -> tuple[float, float]:
         start = time.perf_counter()
         cache, state, drawn = decode_burst(
             *(llm.config, llm.params, llm.basis, cache, state),
-            *(np.ones(batch, bool), nothing_known(batch), BURST, llm.implementation),
+            *(np.ones(batch, bool), nothing_known(batch), BURST, "greedy", llm.implementation),
         )
         jax.block_until_ready(drawn)
         if repeat:

@@ -5,11 +5,9 @@ before it has drawn. On a GPU a burst of tokens is launched before those of the 
 known, so that the device has work while the host reads.
 """
 
-import functools
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -31,10 +29,10 @@ from jkvq.support.arguments import flag, shown
 from jkvq.support.errors import UserError
 
 # Tokens per burst, unless a window allows fewer: while somebody watches or a prompt is not stored
-# yet, and else. A CPU launches each of them anyway; shorter bursts leave an ended sequence's slot
-# empty for less time.
+# yet, and else. Shorter ones leave an ended sequence's slot empty for less time. A CPU launches
+# each token anyway; a GPU compiles a program for each number.
 _SHORT = {"cpu": 1, "gpu": 8}
-_LONG = {"cpu": 4, "gpu": 32}
+_LONG = {"cpu": 4, "gpu": 8}
 
 
 @dataclass(frozen=True)
@@ -105,7 +103,7 @@ class Handle:
 class _Launched(NamedTuple):
     """Tokens that a launch draws: of whom in which row, in which of their runs."""
 
-    drawn: Callable[[], Drawn | None]  # waits until it is launched
+    drawn: Drawn
     rows: list[tuple[int, Handle, int]]
 
 
@@ -155,8 +153,6 @@ class Engine:
         self._arrived = self._prefilled = self._cached = self._drawn = 0
         on_cpu = jax.default_backend() == "cpu"
         self._ahead = 0 if on_cpu else 1  # bursts that run while the host reads
-        # A GPU's burst is a loop that its host goes along with: whoever launches it waits for it.
-        self._launcher = None if on_cpu else ThreadPoolExecutor(1)
         device, most = "cpu" if on_cpu else "gpu", most_steps(llm.spec)
         self._short, self._long = (min(most, steps[device]) for steps in (_SHORT, _LONG))
 
@@ -252,11 +248,9 @@ class Engine:
         for row, handle in ends:
             starts[row] = handle.starts()
 
-        def run() -> Drawn | None:
-            hidden = self._runner.prefill(group, width)
-            return self._runner.join(hidden, starts) if ends else None
-
-        self._launch(run, ends)
+        hidden = self._runner.prefill(group, width)
+        if ends:
+            self._launched(self._runner.join(hidden, starts), ends)
 
     def _burst(self, handles: list[tuple[Handle, int]], steps: int) -> None:
         limits, tables = self._scheduler.limits, self._scheduler.tables
@@ -271,21 +265,17 @@ class Engine:
             known[sequence.slot, : len(again)] = again
         columns = min(limits.columns, table_columns(longest, self.llm.spec))
         now = tables[:, :, :columns].copy()
-        run = functools.partial(self._runner.burst, now, keep, known, steps)
-        self._launch(run, [(handle.sequence.slot, handle) for handle, _ in handles])
+        drawn = self._runner.burst(now, keep, known, steps)
+        self._launched(drawn, [(handle.sequence.slot, handle) for handle, _ in handles])
 
-    def _launch(self, run: Callable[[], Drawn | None], rows: list[tuple[int, Handle]]) -> None:
-        """Has something launched, to be read later."""
+    def _launched(self, drawn: Drawn, rows: list[tuple[int, Handle]]) -> None:
+        """Notes what is to be read later."""
         rows_of_runs = [(row, handle, handle.sequence.run) for row, handle in rows]
-        if self._launcher is None:
-            drawn = run()
-            self._unread.append(_Launched(lambda: drawn, rows_of_runs))
-        else:
-            self._unread.append(_Launched(self._launcher.submit(run).result, rows_of_runs))
+        self._unread.append(_Launched(drawn, rows_of_runs))
 
     def _read(self, launched: _Launched) -> Iterator[Handle]:
         """Takes what a launch has drawn, and ends the requests that have ended by it."""
-        host: Any = jax.device_get(launched.drawn())
+        host: Any = jax.device_get(launched.drawn)
         for row, handle, run in launched.rows:
             sequence, writer = handle.sequence, handle.writer
             if handle.done or sequence.run != run:  # ended or preempted since

@@ -9,7 +9,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jkvq.cache.layout import KVCache, Sequences, empty_groups, table_columns
 from jkvq.cache.shape import CacheShape
-from jkvq.engine.sampling import SamplerArrays, Sampling
+from jkvq.engine.sampling import SamplerArrays, Sampling, draws_of
 from jkvq.engine.steps import BURST, Decoding, Drawn, decode_burst, join, prefill_chunk
 from jkvq.llm import LLM
 from jkvq.scheduling.scheduler import Chunk, Limits
@@ -37,6 +37,7 @@ class Runner:
         self._groups = empty_groups(llm.spec, shape, limits.pages, limits.exact_pages)
         self._length: Int[Array, " B"] = jax.device_put(np.zeros(slots, np.int32))
         self._state = _state(llm, [None] * slots)
+        self._sampling = [Sampling()] * slots
 
     def prefill(self, group: list[Chunk], width: int) -> Float[Array, "R D"]:
         """Stores a chunk of some prompts, and returns the hidden states of their last tokens."""
@@ -69,10 +70,13 @@ class Runner:
             ],
             np.int32,
         )
+        for start in filter(None, starts):
+            self._sampling[start.slot] = start.sampling
         slot, stored, known = (jax.device_put(column) for column in ints.T.copy())
         self._state, self._length, drawn = join(
             *(llm.config, llm.params, hidden, self._state, self._length),
             *(slot, _state(llm, starts), stored, known),
+            draws_of(start.sampling for start in starts if start),
         )
         return drawn
 
@@ -84,11 +88,11 @@ class Runner:
         steps: int,
     ) -> Drawn:
         """Draws up to ``steps`` tokens of each slot to keep."""
-        llm = self._llm
+        llm, kept = self._llm, (self._sampling[slot] for slot in np.flatnonzero(keep))
         cache, self._state, drawn = decode_burst(
             *(llm.config, llm.params, llm.basis),
             self._cache(tables, self._length),
-            *(self._state, keep, known, steps, llm.implementation),
+            *(self._state, keep, known, steps, draws_of(kept), llm.implementation),
         )
         self._groups, self._length = cache.groups, cache.sequences.length
         return drawn

@@ -1,7 +1,8 @@
 """Drawing the next token, each sequence by its own rules and its own random stream."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -74,30 +75,44 @@ class SamplerArrays:
         )
 
 
+# "greedy": all sequences take the most likely token.
+# "drawn": some draw, from all tokens.
+# "filtered": some draw from the most likely tokens, for which the vocabulary is sorted.
+Draws = Literal["greedy", "drawn", "filtered"]
+
+
+def draws_of(rows: Iterable[Sampling]) -> Draws:
+    """What it takes to serve all of these sequences."""
+    drawn = [row for row in rows if row.temperature > 0]
+    if any(row.top_k > 0 or row.top_p < 1 or row.min_p > 0 for row in drawn):
+        return "filtered"
+    return "drawn" if drawn else "greedy"
+
+
 def sample(
     logits: Float[Array, "B V"],
     seen: Bool[Array, "B V"],
     step: Int[Array, " B"],
     sampler: SamplerArrays,
+    draws: Draws,
 ) -> Int[Array, " B"]:
-    """One token per sequence: the ``step``-th draw of its stream, whatever else is in the batch."""
+    """One token per sequence: the ``step``-th draw of its stream, whatever else is in the batch.
+
+    The host says what ``draws`` takes, as a GPU that branches asks its host and waits.
+    """
     penalty = sampler.repetition_penalty[:, None]
     penalized = jnp.where(logits > 0, logits / penalty, logits * penalty)
     logits = jnp.where(seen, penalized, logits)
     likeliest = logits.argmax(-1).astype(jnp.int32)
+    if draws == "greedy":
+        return likeliest
     greedy = sampler.temperature == 0
-
-    def draw():
-        temperature = jnp.where(greedy, 1.0, sampler.temperature)
-        scaled = logits / temperature[:, None]
-        filtered = ((sampler.top_k > 0) | (sampler.top_p < 1) | (sampler.min_p > 0)) & ~greedy
-        kept = jax.lax.cond(filtered.any(), lambda: _filter(scaled, sampler), lambda: scaled)
-        streams = jax.random.wrap_key_data(sampler.seed, impl="threefry2x32")
-        keys = jax.vmap(jax.random.fold_in)(streams, step)
-        noise = jax.vmap(lambda key: jax.random.gumbel(key, logits.shape[1:]))(keys)
-        return jnp.where(greedy, likeliest, (kept + noise).argmax(-1).astype(jnp.int32))
-
-    return jax.lax.cond(greedy.all(), lambda: likeliest, draw)
+    scaled = logits / jnp.where(greedy, 1.0, sampler.temperature)[:, None]
+    kept = _filter(scaled, sampler) if draws == "filtered" else scaled
+    streams = jax.random.wrap_key_data(sampler.seed, impl="threefry2x32")
+    keys = jax.vmap(jax.random.fold_in)(streams, step)
+    noise = jax.vmap(lambda key: jax.random.gumbel(key, logits.shape[1:]))(keys)
+    return jnp.where(greedy, likeliest, (kept + noise).argmax(-1).astype(jnp.int32))
 
 
 def _filter(scaled: Float[Array, "B V"], sampler: SamplerArrays) -> Float[Array, "B V"]:

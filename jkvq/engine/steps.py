@@ -1,7 +1,7 @@
 """The compiled steps of generation: a chunk of prompt, the first token, a burst of tokens.
 
-Each takes the cache, updates it in place (it is donated) and gives it back. Nothing crosses to the
-host inside a burst.
+Each takes the cache, updates it in place (it is donated) and gives it back. On a GPU nothing
+crosses to the host inside a burst.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ from jkvq.cache.basis import Basis
 from jkvq.cache.layout import PACK_EVERY, KVCache
 from jkvq.cache.specs.spec import CacheSpec
 from jkvq.engine.forward import forward
-from jkvq.engine.sampling import SamplerArrays, sample
+from jkvq.engine.sampling import Draws, SamplerArrays, sample
 from jkvq.models.config import ModelConfig
 from jkvq.models.decoder import Params, logits
 from jkvq.pallas_kernels.types import Implementation
@@ -77,7 +77,9 @@ def _last(hidden: Float[Array, "B T D"], count: Int[Array, " B"]) -> Float[Array
     return jnp.take_along_axis(hidden, jnp.maximum(count - 1, 0)[:, None, None], axis=1)[:, 0]
 
 
-@functools.partial(jax.jit, static_argnames="config", donate_argnames=("state", "length"))
+@functools.partial(
+    jax.jit, static_argnames=("config", "draws"), donate_argnames=("state", "length")
+)
 def join(
     config: ModelConfig,
     params: Params,
@@ -88,12 +90,13 @@ def join(
     new: Decoding,
     stored: Int[Array, " R"],
     known: Int[Array, " R"],
+    draws: Draws,
 ) -> tuple[Decoding, Int[Array, " B"], Drawn]:
     """Draws the first token of R prompts, and puts them into their slots.
 
     A slot past the end stands for padding. ``known`` is a token that is drawn in any case, or -1.
     """
-    new, drawn = _draw(logits(config, params, hidden), new, known)
+    new, drawn = _draw(logits(config, params, hidden), new, known, draws)
     state = jax.tree.map(lambda all, own: all.at[slot].set(own, mode="drop"), state, new)
     return state, length.at[slot].set(stored, mode="drop"), drawn
 
@@ -107,22 +110,34 @@ def decode_burst(
     keep: Bool[np.ndarray, " B"],
     known: Int[np.ndarray, "B BURST"],
     limit: int,
+    draws: Draws,
     implementation: Implementation = "reference",
 ) -> tuple[KVCache, Decoding, Drawn]:
-    """Draws up to ``limit`` more tokens per sequence, and stops when all sequences have ended.
+    """Draws up to ``limit`` more tokens per sequence.
 
     Sequences not to ``keep`` end before. ``known`` are tokens that are drawn in any case, or -1.
     There are no more than `most_steps`: what is packed is packed before a burst.
 
-    On a GPU a burst is one program of all layers, for no launch there shall wait for the host. It
-    takes long to compile: a CPU runs a program for each layer, which costs a tenth to a fifth of
-    its tokens per second and spares it a minute.
+    On a GPU all layers are one program, and no launch waits for the one before: a burst has
+    ``limit`` steps, also if all sequences have ended. The program takes long to compile: a CPU has
+    one for each layer, which costs a tenth to a fifth of its tokens per second and spares it a
+    minute.
     """
+    run_layers = layer_by_layer if _on_cpu() else all_layers
     state = dataclasses.replace(state, active=_and(state.active, keep))
-    run = config, params, basis, cache, state, known
-    if jax.default_backend() == "cpu":
-        return _burst_by_layers(*run, limit, implementation)
-    return unrolled_burst(*run, np.int32(limit), implementation)
+    if cache.spec.windowed:
+        cache = _pack(cache, basis, state, np.int32(limit), implementation)
+    known, burst = jax.device_put(known), _begin(state)
+    for _ in range(limit):
+        if _on_cpu() and not np.asarray(state.active).any():
+            break
+        hidden, cache = run_layers(config, params, basis, cache, state, implementation)
+        state, burst = _draw_next(config, params, hidden, state, known, burst, draws)
+    return cache, state, burst.drawn
+
+
+def _on_cpu() -> bool:
+    return jax.default_backend() == "cpu"
 
 
 def most_steps(spec: CacheSpec) -> int:
@@ -135,48 +150,30 @@ def _and(one: Bool[Array, " B"], other: Bool[Array, " B"]) -> Bool[Array, " B"]:
     return one & other
 
 
-def _burst_by_layers(config, params, basis, cache, state, known, limit: int, implementation):
-    nothing = np.zeros(len(known), np.int32)
-    ended = np.asarray(state.active), np.asarray(state.failed)
-    drawn = [Drawn(known[:, :0], known[:, :0], nothing, *ended)]  # pyright: ignore
-    if cache.spec.windowed:
-        cache = _pack(cache, basis, state, limit, implementation)
-    for step in range(limit):
-        if not np.asarray(state.active).any():
-            break
-        run = config, params, basis, cache, state, np.ascontiguousarray(known[:, step])
-        cache, state, new = _one_token(*run, implementation)
-        drawn.append(new)
-    return cache, state, _joined(drawn)
-
-
-def _joined(steps: list[Drawn]) -> Drawn:
-    """The steps of a burst as one."""
-    tokens, logprobs = (
-        np.concatenate([getattr(step, name) for step in steps], axis=1)
-        for name in ("tokens", "logprobs")
-    )
-    count = np.sum([step.count for step in steps], axis=0)
-    return Drawn(tokens, logprobs, count, steps[-1].active, steps[-1].failed)  # pyright: ignore
-
-
 @functools.partial(jax.jit, static_argnames="implementation", donate_argnames="cache")
 def _pack(cache: KVCache, basis: Basis, state: Decoding, steps, implementation) -> KVCache:
     """The cache with everything packed that the next steps read so."""
     return pack_due(cache, basis, jnp.where(state.active, steps, 0), implementation)
 
 
-def _one_token(config, params, basis, cache, state: Decoding, known, implementation):
+def layer_by_layer(
+    config: ModelConfig,
+    params: Params,
+    basis: Basis,
+    cache: KVCache,
+    state: Decoding,
+    implementation: Implementation,
+) -> tuple[Float[Array, "B 1 D"], KVCache]:
+    """Stores the newest token of each sequence; returns its hidden states, and the cache."""
     token, count = _new_tokens(state)
-    hidden, cache = forward(
+    return forward(
         config, params, basis, cache, token, count, phase="decode", implementation=implementation
     )
-    return cache, *_draw_token(config, params, hidden, state, known)
 
 
-@functools.partial(jax.jit, static_argnames="config", donate_argnames="state")
-def _draw_token(config, params, hidden: Float[Array, "B 1 D"], state: Decoding, known):
-    return _draw(logits(config, params, hidden[:, 0]), state, known)
+all_layers = jax.jit(
+    layer_by_layer, static_argnames=("config", "implementation"), donate_argnames="cache"
+)
 
 
 @jax.jit
@@ -185,52 +182,45 @@ def _new_tokens(state: Decoding) -> tuple[Int[Array, "B 1"], Int[Array, " B"]]:
     return state.token[:, None], state.active.astype(jnp.int32)
 
 
-@functools.partial(
-    jax.jit, static_argnames=("config", "implementation"), donate_argnames=("cache", "state")
-)
-def unrolled_burst(
-    config: ModelConfig,
-    params: Params,
-    basis: Basis,
-    cache: KVCache,
-    state: Decoding,
-    known: Int[Array, "B BURST"],
-    limit: Int[Array, ""],
-    implementation: Implementation = "reference",
-) -> tuple[KVCache, Decoding, Drawn]:
-    """`decode_burst` in one program."""
-    B = state.token.shape[0]
-    tokens, logprobs = jnp.zeros((B, BURST), jnp.int32), jnp.zeros((B, BURST), jnp.float32)
-    drawn = Drawn(tokens, logprobs, jnp.zeros(B, jnp.int32), state.active, state.failed)
-    cache = pack_due(cache, basis, jnp.where(state.active, limit, 0), implementation)
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class _Burst:
+    """What the steps of a burst have drawn so far, and how many there were."""
 
-    def goes_on(carry):
-        step, _, state, _ = carry
-        return (step < limit) & state.active.any()
+    step: Int[Array, ""]
+    drawn: Drawn
 
-    def one_token(carry):
-        step, cache, state, drawn = carry
-        now = jax.lax.dynamic_index_in_dim(known, step, axis=1, keepdims=False)
-        cache, state, new = _one_token(config, params, basis, cache, state, now, implementation)
-        tokens, logprobs = (
-            jax.lax.dynamic_update_slice(all, one, (0, step))
-            for all, one in ((drawn.tokens, new.tokens), (drawn.logprobs, new.logprobs))
-        )
-        drawn = Drawn(tokens, logprobs, drawn.count + new.count, new.active, new.failed)
-        return step + 1, cache, state, drawn
 
-    start = (jnp.int32(0), cache, state, drawn)
-    _, cache, state, drawn = jax.lax.while_loop(goes_on, one_token, start)
-    return cache, state, drawn
+@jax.jit
+def _begin(state: Decoding) -> _Burst:
+    shape = len(state.token), BURST
+    nothing = jnp.zeros(shape, jnp.int32), jnp.zeros(shape, jnp.float32), jnp.zeros_like(state.made)
+    # The steps give these away, so they are no arrays of the state.
+    ended = (jnp.logical_or(x, False) for x in (state.active, state.failed))
+    return _Burst(jnp.int32(0), Drawn(*nothing, *ended))
+
+
+@functools.partial(jax.jit, static_argnames=("config", "draws"), donate_argnames=("state", "burst"))
+def _draw_next(config, params, hidden, state: Decoding, known, burst: _Burst, draws: Draws):
+    """A token of each sequence, after its hidden states."""
+    step, drawn = burst.step, burst.drawn
+    now = jax.lax.dynamic_index_in_dim(known, step, axis=1, keepdims=False)
+    state, new = _draw(logits(config, params, hidden[:, 0]), state, now, draws)
+    tokens, logprobs = (
+        jax.lax.dynamic_update_slice(all, one, (0, step))
+        for all, one in ((drawn.tokens, new.tokens), (drawn.logprobs, new.logprobs))
+    )
+    drawn = Drawn(tokens, logprobs, drawn.count + new.count, new.active, new.failed)
+    return state, _Burst(step + 1, drawn)
 
 
 def _draw(
-    scores: Float[Array, "B V"], state: Decoding, known: Int[Array, " B"]
+    scores: Float[Array, "B V"], state: Decoding, known: Int[Array, " B"], draws: Draws
 ) -> tuple[Decoding, Drawn]:
     """Draws a token for each active sequence; its log-probability is the model's own."""
     before, active = state.made, state.active.astype(jnp.int32)
     failed = state.failed | (state.active & jnp.isnan(scores).any(-1))
-    token = sample(scores, state.seen, state.made, state.sampler)
+    token = sample(scores, state.seen, state.made, state.sampler, draws)
     token = jnp.where(known >= 0, known, token)
     token = jnp.where(state.active, token, state.token)
     chosen = jnp.take_along_axis(scores, token[:, None], axis=1)[:, 0]

@@ -2,7 +2,6 @@
 
 import functools
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -39,8 +38,7 @@ def fake_engine(cache: str, *, slots: int, pages: int, tails: int, ahead: int, k
         patch.setattr(engine_module, "Runner", lambda llm, limits: FakeRunner(llm.spec, limits))
         engine = Engine.__new__(Engine)
         engine._set_up(llm, limits, keeps)
-    engine._ahead = ahead
-    engine._launcher = ThreadPoolExecutor(1) if ahead else None  # as on a GPU
+    engine._ahead = ahead  # 1 as on a GPU
     engine._short, engine._long = 2, 4
     return engine
 

@@ -1,15 +1,21 @@
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import jkvq
-from jkvq.engine.sampling import SamplerArrays, Sampling, sample
+from jkvq.engine.sampling import SamplerArrays, Sampling, draws_of, sample
 
 LOGITS = np.array([1.2, -0.3, 2.0, 0.5, -1.5, 2.0, 0.1, -4.0])
 DRAWS = 20_000
-_one = jax.jit(sample)
-_every = jax.jit(jax.vmap(sample, in_axes=(None, None, 0, None)))
+_one = jax.jit(sample, static_argnums=4)
+
+
+@functools.partial(jax.jit, static_argnums=4)
+def _every(logits, seen, steps, sampler, draws):
+    return jax.vmap(lambda step: sample(logits, seen, step, sampler, draws))(steps)
 
 
 def _exact(rules: Sampling, seen=()) -> np.ndarray:
@@ -43,7 +49,7 @@ def _draw(rules: Sampling, seen=()) -> np.ndarray:
     marked[0, list(seen)] = True
     logits = LOGITS.astype(np.float32)[None]
     steps = np.arange(DRAWS)[:, None]
-    tokens = _every(logits, marked, steps, SamplerArrays.stack([rules]))
+    tokens = _every(logits, marked, steps, SamplerArrays.stack([rules]), draws_of([rules]))
     return np.bincount(tokens[:, 0], minlength=len(LOGITS))
 
 
@@ -79,8 +85,24 @@ def test_sample_check_would_see_a_slightly_wrong_temperature():
 
 def test_sample_at_temperature_zero_takes_the_likeliest():
     rules = Sampling(temperature=0.0, top_k=3, top_p=0.5)
+    assert draws_of([rules]) == "greedy"
     assert np.flatnonzero(_draw(rules)).tolist() == [2]
     assert np.flatnonzero(_draw(Sampling(repetition_penalty=2.0), (2, 5))).tolist() == [0]
+
+
+@pytest.mark.parametrize(
+    ("rows", "needed"),
+    [
+        ([], "greedy"),
+        ([Sampling(top_k=5), Sampling()], "greedy"),
+        ([Sampling(), Sampling(temperature=0.5)], "drawn"),
+        ([Sampling(temperature=0.5), Sampling(temperature=0.5, top_k=5)], "filtered"),
+        ([Sampling(temperature=0.5, top_p=0.9)], "filtered"),
+        ([Sampling(temperature=0.5, min_p=0.1)], "filtered"),
+    ],
+)
+def test_a_batch_is_drawn_as_its_most_demanding_row(rows, needed):
+    assert draws_of(rows) == needed
 
 
 def test_sample_of_a_row_does_not_depend_on_the_other_rows():
@@ -88,10 +110,11 @@ def test_sample_of_a_row_does_not_depend_on_the_other_rows():
     logits = np.random.default_rng(0).normal(size=(3, 50)).astype(np.float32)
     seen = jnp.zeros((3, 50), bool)
     step = jnp.array([4, 0, 9])
-    together = _one(logits, seen, step, SamplerArrays.stack(rows))
+    together = _one(logits, seen, step, SamplerArrays.stack(rows), "filtered")
     for row, rules in enumerate(rows):
         own = slice(row, row + 1)
-        alone = _one(logits[own], seen[own], step[own], SamplerArrays.stack([rules]))
+        sampler, needed = SamplerArrays.stack([rules]), draws_of([rules])
+        alone = _one(logits[own], seen[own], step[own], sampler, needed)
         assert together[row] == alone[0]
 
 
@@ -118,7 +141,8 @@ def draws(logits: jax.Array, rules: Sampling, steps: np.ndarray) -> list[int]:
     rows = len(steps)
     arrays = SamplerArrays.stack([rules] * rows)
     batch = jnp.broadcast_to(logits, (rows, len(logits)))
-    return sample(batch, jnp.zeros(batch.shape, bool), jnp.asarray(steps), arrays).tolist()
+    seen = jnp.zeros(batch.shape, bool)
+    return sample(batch, seen, jnp.asarray(steps), arrays, "drawn").tolist()
 
 
 @pytest.mark.parametrize(
