@@ -7,13 +7,13 @@ import jax
 from jaxtyping import Array, Float, Int
 
 from jkvq.pallas_kernels.formats.codecs import Codec
-from jkvq.pallas_kernels.formats.packed import LayerIndex, Packed
+from jkvq.pallas_kernels.formats.packed import LayerIndex
 from jkvq.pallas_kernels.mosaic import decode as mosaic
 from jkvq.pallas_kernels.mosaic.program import reads, share_count
-from jkvq.pallas_kernels.settings import decode_settings, prefers_mosaic
+from jkvq.pallas_kernels.settings import decode_settings, prefers_mosaic, reads_together
 from jkvq.pallas_kernels.triton import decode as triton
-from jkvq.pallas_kernels.types import Heads, Implementation, Shift
-from jkvq.pallas_kernels.work import DecodePlan, Partials, pages_in_order, share_work
+from jkvq.pallas_kernels.types import Heads, Implementation
+from jkvq.pallas_kernels.work import DecodePlan, Partials, Span, pages_in_order, share_work
 
 Codecs = tuple[Codec, Codec]
 
@@ -48,19 +48,26 @@ def plan_decode(
 
 def decode(
     q: Float[Array, "B N H"],
-    keys: Packed,
-    values: Packed,
-    codecs: Codecs,
+    spans: list[Span],
     layer: LayerIndex,
-    table: Int[Array, "B M"],
-    plan: DecodePlan,
-    shift: Shift | None = None,
     *,
     scale: float,
     interpret: bool = False,
-) -> Partials:
-    """Attention over the tokens of a plan, not merged yet (triton/decode.py)."""
-    pages = q, keys, values, *codecs, layer
-    if plan.pages is not None:
-        return mosaic.decode(*pages, plan, shift, scale=scale)
-    return triton.decode(*pages, table, plan, shift, scale=scale, interpret=interpret)
+    together: bool | None = None,
+) -> list[Partials]:
+    """Attention over the tokens of the spans, not merged yet (triton/decode.py).
+
+    ``together``: in one launch, where Mosaic reads them all; None does what is tuned.
+    """
+    together = reads_together() if together is None else together
+    if together and all(span.plan.pages is not None for span in spans):
+        return mosaic.decode(q, spans, layer, scale=scale)
+    found = []
+    for span in spans:
+        if span.plan.pages is not None:
+            found += mosaic.decode(q, [span], layer, scale=scale)
+            continue
+        keys, values, codecs, *reads = span
+        pages = keys, values, *codecs, layer, *reads
+        found.append(triton.decode(q, *pages, scale=scale, interpret=interpret))
+    return found

@@ -25,6 +25,7 @@ _DEFAULTS = {
         "packed": "mosaic",
         "stream": "triton",
     },
+    "together": False,  # whether Mosaic reads windows in the launch of packed pages
     # programs per multiprocessor, warps, stages
     "decode": {
         "float": [4, 4, 2],
@@ -76,6 +77,11 @@ def is_hopper() -> bool:
 def prefers_mosaic(codec: Codec) -> bool:
     """Whether ``decode`` is faster on Mosaic here, if that reads the codec."""
     return is_hopper() and _settings()["backend"][_kind(codec)] == "mosaic"
+
+
+def reads_together() -> bool:
+    """Whether Mosaic reads packed pages and windows in one launch here."""
+    return _settings()["together"]
 
 
 def decode_settings(codec: Codec) -> DecodeSettings:

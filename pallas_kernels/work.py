@@ -7,12 +7,15 @@ the sequence moves on by one, so that (share j, sequence b) is partial result j 
 """
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jkvq.pallas_kernels.types import DecodeSettings
+from jkvq.pallas_kernels.formats.codecs import Codec
+from jkvq.pallas_kernels.formats.packed import Packed
+from jkvq.pallas_kernels.types import DecodeSettings, Shift
 
 
 @jax.tree_util.register_dataclass
@@ -85,6 +88,17 @@ def pages_in_order(shares: Shares, table: Int[Array, "B M"]) -> Int[Array, " uni
     row = jnp.minimum(_count_until(shares.before[1:], unit), len(table) - 1)
     column = jnp.clip(unit - shares.before[row], 0, table.shape[1] - 1)
     return table[row, column]
+
+
+class Span(NamedTuple):
+    """Pages of one format that a step reads: the keys and values, by whom, and what is added."""
+
+    keys: Packed
+    values: Packed
+    codecs: tuple[Codec, Codec]
+    table: Int[Array, "B M"]
+    plan: DecodePlan
+    shift: Shift | None = None
 
 
 @jax.tree_util.register_dataclass

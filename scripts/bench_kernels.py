@@ -15,6 +15,7 @@ import platform
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -42,6 +43,7 @@ from jkvq.pallas_kernels.types import (
     WriteSettings,
     WriteSide,
 )
+from jkvq.pallas_kernels.work import Span
 
 H = 128
 # sequences, tokens, KV heads, query heads per KV head
@@ -177,6 +179,7 @@ def time_decode(
     implementation: Implementation = "pallas",
     settings: DecodeSettings | None = None,
     window_settings: DecodeSettings | None = None,
+    together: bool | None = None,
 ) -> tuple[float, int]:
     """Microseconds of decode and merge, and the bytes they read; settings are Triton's."""
     B, S, K, G = WORKLOADS[workload]
@@ -216,12 +219,10 @@ def time_decode(
         if angles is not None:
             scores = key.mean_scores(q[:, None], 0, angles)[:, 0]
             shift, window_shift = Shift(scores), Shift(scores, slot_page)
-        args = keys, values, data.codecs, 0, block_table, plan, shift
-        parts = [decode(q, *args, scale=H**-0.5)]
+        spans = [Span(keys, values, data.codecs, block_table, plan, shift)]
         if windows is not None:
-            exact = (EXACT, EXACT), 0, table, window_plan, window_shift
-            args = windows[0], windows[1], *exact
-            parts.append(decode(q, *args, scale=H**-0.5))
+            spans.append(Span(*windows, (EXACT, EXACT), table, window_plan, window_shift))
+        parts = decode(q, spans, 0, scale=H**-0.5, together=together)
         out, _ = merge_partials(parts, q.shape[1])
         return q + (out * 1e-30).astype(q.dtype)
 
@@ -311,11 +312,17 @@ def time_torch(workload: str) -> float | None:
 
 
 def decode_rows(workload: str, caches: list[str], implementations: list[str]) -> Iterator[dict]:
-    """Times of one workload, with the speed-up over the least of bf16 before."""
+    """Times of one workload, with the speed-up over the least of bf16 before.
+
+    "together" is pallas with windows in the launch of packed pages.
+    """
     base = None
     for cache in caches:
         for implementation in implementations:
-            us, size = time_decode(parse_spec(cache), workload, implementation)  # pyright: ignore
+            way: Any = {"implementation": implementation}
+            if implementation == "together":
+                way = {"together": True}
+            us, size = time_decode(parse_spec(cache), workload, **way)
             row = {"cache": cache, "implementation": implementation, "us": us, "bytes": size}
             if cache == "bf16":
                 base = min(us, base or us)

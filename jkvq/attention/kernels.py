@@ -19,6 +19,7 @@ from jkvq.pallas_kernels.settings import write_settings
 from jkvq.pallas_kernels.triton.decode import merge_partials
 from jkvq.pallas_kernels.triton.write import writable, write
 from jkvq.pallas_kernels.types import InPages, WriteSide
+from jkvq.pallas_kernels.work import Span
 
 
 def attend_prefill(
@@ -82,16 +83,15 @@ def attend_token(
         view = dataclasses.replace(view, storage=packed)
     store = _store_in_pages if plan.exact is None else _store_exactly
     storage, q = store(view, q, k, v, plan, interpret=interpret)
-    pages = storage.key, storage.value, view.codecs, view.index, plan.table
-    run = functools.partial(decode, q[:, 0], scale=scale, interpret=interpret)
     shift = None if means is None else means.shift()
-    parts = [run(*pages, reads.packed, shift)]
+    spans = [Span(storage.key, storage.value, view.codecs, plan.table, reads.packed, shift)]
     if plan.exact is not None:
         assert storage.exact is not None and reads.exact is not None
         exact = Packed(storage.exact.key), Packed(storage.exact.value)
-        pages = *exact, (EXACT_CODEC, EXACT_CODEC), view.index, plan.exact.table
         shift = None if means is None else means.shift(reads.number)
-        parts.append(run(*pages, reads.exact, shift))
+        codecs = EXACT_CODEC, EXACT_CODEC
+        spans.append(Span(*exact, codecs, plan.exact.table, reads.exact, shift))
+    parts = decode(q[:, 0], spans, view.index, scale=scale, interpret=interpret)
     out, _ = merge_partials(parts, q.shape[2], interpret=interpret)
     return out[:, None], storage
 

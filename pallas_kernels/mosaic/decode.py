@@ -2,9 +2,9 @@
 
 The work is cut into shares as triton/decode.py has it (work.py), and partial results are the same.
 A *team* of warps has a share of some KV heads and reads its pages from a ring of slots in shared
-memory (ring.py), tile by tile; what a warp does is in warp.py, with a
-tile in affine.py and floats.py. Warps
-never wait for each other but for a slot.
+memory (ring.py), tile by tile; what a warp does is in warp.py, with a tile in affine.py and
+floats.py. Warps never wait for each other but for a slot. Pages of several formats, packed ones
+and those of the windows, are read one after the other: each format's work is cut into equal shares.
 """
 
 import jax
@@ -13,79 +13,95 @@ import numpy as np
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float
 
-from jkvq.pallas_kernels.formats.codecs import Codec
-from jkvq.pallas_kernels.formats.packed import LayerIndex, Packed
-from jkvq.pallas_kernels.mosaic.program import SLOTS, Format, Program, ShiftNumbers, make_teams
-from jkvq.pallas_kernels.mosaic.warp import Warp
-from jkvq.pallas_kernels.types import Heads, Shift
-from jkvq.pallas_kernels.work import DecodePlan, Partials
+from jkvq.pallas_kernels.formats.packed import LayerIndex
+from jkvq.pallas_kernels.mosaic.program import (
+    SLOTS,
+    Format,
+    Program,
+    ShiftNumbers,
+    make_teams,
+    same_threads,
+    shared_bytes,
+)
+from jkvq.pallas_kernels.mosaic.warp import Room, Warp
+from jkvq.pallas_kernels.types import Heads
+from jkvq.pallas_kernels.work import Partials, Span
 
 _LOG2E = float(np.log2(np.e))
 
 
 def decode(
-    q: Float[Array, "B N H"],
-    keys: Packed,
-    values: Packed,
-    key_codec: Codec,
-    value_codec: Codec,
-    layer: LayerIndex,
-    plan: DecodePlan,
-    shift: Shift | None = None,
-    *,
-    scale: float,
-) -> Partials:
-    """Attention over the tokens of a plan, not merged yet, as triton/decode.py gives it.
+    q: Float[Array, "B N H"], spans: list[Span], layer: LayerIndex, *, scale: float
+) -> list[Partials]:
+    """Attention over the tokens of each span, not merged yet, as triton/decode.py gives it.
 
-    Slots past the plan's length, and pages that the plan does not name, may hold anything.
+    Slots past a plan's length, and pages that the plan does not name, may hold anything.
     """
-    B, N, H = q.shape
-    K, shares = keys.kv_heads, len(plan.shares.first)
-    assert plan.pages is not None
-    key, value = (Format.of(codec, H) for codec in (key_codec, value_codec))
-    added = []
-    if shift is not None:
-        added = [shift.scores, *([] if shift.number is None else [shift.number])]
-    program = Program(
-        key=key,
-        value=value,
-        teams=make_teams(Heads(K, N // K, H), keys.page, key.bytes + value.bytes),
-        shape=(B, K, N // K, H),
-        pages=keys.codes.shape[1],
-        page=keys.page,
-        shares=shares,
-        scale=scale * _LOG2E,
-        shift=None if shift is None else ShiftNumbers.of(shift),
-    )
-    teams, of = program.teams, plan.shares
-    rows = (shares + B - 1) * N
+    H = q.shape[2]
+    programs = same_threads([_program(q, span, scale) for span in spans])
+    blocks = [-(-each.shares * each.groups // each.teams.count) for each in programs]
+    arrays = [_arrays(span) for span in spans]
+    barriers = [each.teams.count * 4 * SLOTS for each in programs]
 
-    def block(*refs, slots, barriers):
-        refs = (*refs, slots, barriers)
-        kinds = (plgpu.RefType(),) * len(refs)
-        plgpu.inline_mgpu(arg_types=kinds)(lambda _, *refs: Warp(program, *refs).run())(*refs)
+    def block(layer, q, *refs, slots, barriers):
+        def run(_, layer, q, *refs):
+            *refs, slots, barriers = refs
+            inputs, outputs = refs[: -2 * len(programs)], refs[-2 * len(programs) :]
+            room = Room(slots, barriers, max(each.warpgroup_bytes for each in programs))
+            for number, program in enumerate(programs):
+                own, inputs = inputs[: len(arrays[number])], inputs[len(arrays[number]) :]
+                Warp(program, room, layer, q, own, outputs[2 * number : 2 * number + 2]).run()
+                room = room.after(4 * program.teams.count * 4 * SLOTS)
 
-    out, lse = plgpu.kernel(
+        all = (layer, q, *refs, slots, barriers)
+        plgpu.inline_mgpu(arg_types=(plgpu.RefType(),) * len(all))(run)(*all)
+
+    rows = [(each.shares + q.shape[0] - 1) * q.shape[1] for each in programs]
+    shapes = [shape for count in rows for shape in ((count, H), (count,))]
+    found = plgpu.kernel(
         block,
-        out_type=[
-            jax.ShapeDtypeStruct((rows, H), jnp.float32),
-            jax.ShapeDtypeStruct((rows,), jnp.float32),
-        ],
+        out_type=[jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes],
         scratch_types={
-            "slots": plgpu.SMEM((teams.count * SLOTS * program.slot_bytes,), jnp.uint8),
-            "barriers": plgpu.SMEM((teams.count * 4 * SLOTS,), jnp.int32),
+            "slots": plgpu.SMEM((shared_bytes(programs),), jnp.uint8),
+            "barriers": plgpu.SMEM((sum(barriers),), jnp.int32),
         },
         compiler_params=plgpu.CompilerParams(
             lowering_semantics=plgpu.LoweringSemantics.Lane, unsafe_no_auto_barriers=True
         ),
-        grid=(-(-shares * program.groups // teams.count),),
+        grid=(max(blocks),),
         grid_names=("block",),
-        num_threads=program.warpgroups,
+        num_threads=programs[0].warpgroups,
         thread_name="warpgroup",
-    )(
-        *(jnp.asarray(layer, jnp.int32).reshape(1), of.before, of.first, of.last, plan.length),
-        *(plan.pages, q),
-        *(x for side in (keys, values) for x in (side.codes, side.params) if x is not None),
-        *added,
+    )(jnp.asarray(layer, jnp.int32).reshape(1), q, *(x for own in arrays for x in own))
+    return [
+        Partials(out, lse, span.plan.shares)
+        for out, lse, span in zip(found[::2], found[1::2], spans, strict=True)
+    ]
+
+
+def _program(q: Float[Array, "B N H"], span: Span, scale: float) -> Program:
+    """The numbers of a span."""
+    (B, N, H), keys = q.shape, span.keys
+    key, value = (Format.of(codec, H) for codec in span.codecs)
+    heads = Heads(keys.kv_heads, N // keys.kv_heads, H)
+    return Program(
+        key=key,
+        value=value,
+        teams=make_teams(heads, keys.page, key.bytes + value.bytes),
+        shape=(B, *heads),
+        pages=keys.codes.shape[1],
+        page=keys.page,
+        shares=len(span.plan.shares.first),
+        scale=scale * _LOG2E,
+        shift=None if span.shift is None else ShiftNumbers.of(span.shift),
     )
-    return Partials(out, lse, of)
+
+
+def _arrays(span: Span) -> list[Array]:
+    """The arrays of a span, as a warp takes them."""
+    plan, shares, shift = span.plan, span.plan.shares, span.shift
+    assert plan.pages is not None
+    sides = (x for side in (span.keys, span.values) for x in (side.codes, side.params))
+    added = () if shift is None else (shift.scores, shift.number)
+    order = shares.before, shares.first, shares.last, plan.length, plan.pages
+    return [*order, *(x for x in (*sides, *added) if x is not None)]

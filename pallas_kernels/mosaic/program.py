@@ -1,6 +1,6 @@
 """The numbers that a decode kernel for Hopper is compiled for: formats, teams of warps, tiles."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -174,3 +174,24 @@ class Program:
     def warpgroups(self) -> int:
         """Of a block."""
         return self.teams.count * self.teams.size // WARPS
+
+    @property
+    def warpgroup_bytes(self) -> int:
+        """Of the slots of a warpgroup's teams."""
+        return WARPS // self.teams.size * SLOTS * self.slot_bytes
+
+
+def same_threads(programs: list[Program]) -> list[Program]:
+    """The programs with as many teams as run in blocks of one size."""
+    warpgroups = min(program.warpgroups for program in programs)
+
+    def fitted(program: Program) -> Program:
+        count = warpgroups * WARPS // program.teams.size
+        return replace(program, teams=replace(program.teams, count=count))
+
+    return [fitted(program) for program in programs]
+
+
+def shared_bytes(programs: list[Program]) -> int:
+    """Of a block that runs programs one after the other, its warpgroups each at their own pace."""
+    return programs[0].warpgroups * max(program.warpgroup_bytes for program in programs)

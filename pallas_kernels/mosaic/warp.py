@@ -5,6 +5,7 @@ passes it by so much that weights would not fit.
 """
 
 import functools
+from dataclasses import dataclass, replace
 from typing import Any
 
 from jax.experimental.mosaic.gpu import utils
@@ -17,18 +18,31 @@ from jkvq.pallas_kernels.mosaic.tile import HEADS, Tile
 _NOTHING = -1e30  # a score that counts for nothing
 
 
+@dataclass(frozen=True)
+class Room:
+    """The shared memory of a block: so many bytes of slots are a warpgroup's."""
+
+    slots: Any
+    barriers: Any
+    warpgroup_bytes: int
+    first_barrier: int = 0  # bytes before the barriers that are not in use yet
+
+    def after(self, barriers: int) -> "Room":
+        """For the next format: slots are used again, barriers are not."""
+        return replace(self, first_barrier=self.first_barrier + barriers)
+
+
 class Warp:
     """One warp: a share of one KV head and four of its query heads."""
 
-    def __init__(self, program: Program, *refs):
+    def __init__(self, program: Program, room: Room, layer, q, arrays: list, outputs: list):
         self.o = o = Lanes()
-        *arrays, out, lse, slots, barriers = refs
         self.program, teams = program, program.teams
-        pointers, q = [o.global_pointer(x) for x in arrays], arrays[6]
-        layer, self.before, first, last, self.length, self.order, self.q, *rest = pointers
+        self.before, first, last, self.length, self.order, *rest = map(o.global_pointer, arrays)
+        self.q = o.global_pointer(q)
         count = sum(len(side.arrays) for side in program.sides)
         pages, self.shift = rest[:count], rest[count:]
-        self.out, self.lse = o.global_pointer(out), o.global_pointer(lse)
+        self.out, self.lse = map(o.global_pointer, outputs)
         loads = {"bf16": o.load_bfloat16, "f16": o.load_half, "f32": o.load_float}
         self.load_query = loads[str(q.type.element_type)]
 
@@ -36,6 +50,10 @@ class Warp:
         in_group = o.and_(utils.warp_idx(), o.i(WARPS - 1))
         number = o.add(o.mul(utils.warpgroup_idx(), o.i(WARPS)), in_group)
         team, self.in_team = self._divided(number, teams.size)
+        of_group = o.div(in_group, o.i(teams.size))
+        memory = o.mul(utils.warpgroup_idx(), o.i(room.warpgroup_bytes))
+        memory = o.add(memory, o.mul(of_group, o.i(SLOTS * program.slot_bytes)))
+        barriers = o.add(o.mul(team, o.i(16 * SLOTS)), o.i(room.first_barrier))
         self.share, group = self._divided(
             o.add(o.mul(utils.block_idx(), o.i(teams.count)), team), program.groups
         )
@@ -49,9 +67,14 @@ class Warp:
         self.first = o.load(first, place)
         past = o.add(o.load(last, place), o.i(1))
         self.past = o.select(o.lt(self.start, self.stop), past, self.first)
-        self.of_layer = o.mul(o.load(layer, o.i(0)), o.i(program.pages))
+        self.of_layer = o.mul(o.load(o.global_pointer(layer), o.i(0)), o.i(program.pages))
 
-        self.ring = self._make_ring(pages, group, team, slots, barriers)
+        self.ring = self._make_ring(
+            pages,
+            group,
+            o.add(o.shared_pointer(room.slots), memory),
+            o.add(o.shared_pointer(room.barriers), barriers),
+        )
         self.tile = Tile(o, self.lane, teams.tile, max(program.key.row, program.value.row))
         self.keys, self.values = program.key.keys(self.tile), program.value.values(self.tile)
 
@@ -66,7 +89,7 @@ class Warp:
         rest = o.div(o.mul(share, o.rem(total, busy)), busy)
         return o.add(o.mul(share, o.div(total, busy)), rest)
 
-    def _make_ring(self, pages: list[Value], group: Value, team: Value, slots, barriers) -> Ring:
+    def _make_ring(self, pages: list[Value], group: Value, memory: Value, barriers: Value) -> Ring:
         """The team's ring, and where in a slot the warp's own keys and values lie."""
         o, program, teams = self.o, self.program, self.program.teams
         copies, strides, to, self.places = [], [0] * len(pages), 0, []
@@ -79,14 +102,13 @@ class Warp:
                 self.places[-1].append(o.add(o.i(to), o.mul(self.own, o.i(of_tile))))
                 to += teams.heads * of_tile
         heads = [o.mul(group, o.i(stride // program.groups)) for stride in strides]
-        memory = o.add(o.shared_pointer(slots), o.mul(team, o.i(SLOTS * program.slot_bytes)))
         return Ring(
             *(o, self.lane),
             slots=SLOTS,
             size=program.slot_bytes,
             team=teams.size,
             memory=memory,
-            barriers=o.add(o.shared_pointer(barriers), o.mul(team, o.i(16 * SLOTS))),
+            barriers=barriers,
             copies=copies,
             pages=[o.at(pointer, behind) for pointer, behind in zip(pages, heads, strict=True)],
             stride=strides,
@@ -103,7 +125,7 @@ class Warp:
         return self.o.mul(units, self.o.i(self.program.tiles))
 
     def run(self) -> None:
-        """All sequences of the share."""
+        """All sequences of the share; the warpgroup's warps leave together."""
         o = self.o
         begin, self.end = self._tiles(self.start), self._tiles(self.stop)
         with o.when(o.eq(self.in_team, o.i(0))):
@@ -116,6 +138,7 @@ class Warp:
         # The slot of the next tile, its barrier's parity, and what comes into the slot after it
         carry = [o.i(0), o.i(0), *self._tile_at(o.add(begin, o.i(SLOTS)))]
         o.loop(self.first, self.past, carry, self._sequence)
+        utils.warpgroup_barrier()
 
     def _query_row(self, b: Value, head_of_four: Value) -> Value:
         """The query head of a sequence; the last of a group for those past it."""

@@ -11,7 +11,7 @@ from jkvq.pallas_kernels.mosaic.decode import decode
 from jkvq.pallas_kernels.mosaic.program import make_teams, reads
 from jkvq.pallas_kernels.triton.decode import merge_partials
 from jkvq.pallas_kernels.types import Heads, Shift
-from jkvq.pallas_kernels.work import DecodePlan, pages_in_order, share_work
+from jkvq.pallas_kernels.work import DecodePlan, Span, pages_in_order, share_work
 from tests.pallas_kernels.reference.test_paged_attention import LAYER, Stored
 from tests.pallas_kernels.triton.test_decode import SCALE, assert_close
 
@@ -32,11 +32,22 @@ SHAPES = [
 ]
 
 
-def _partials(stored: Stored, q, table, length, shares: int, shift=None):
+# cache, pages of the windows, KV heads, query heads of each, channels, tokens of a page
+WITH_WINDOWS = [
+    ("int4", "bf16", 8, 4, 128, 64),
+    ("int2", "bf16", 2, 6, 64, 16),  # windows in fewer warpgroups
+    ("int2", "bf16", 4, 8, 256, 64),
+]
+
+
+def _span(stored: Stored, table, length, shares: int, shift=None) -> Span:
     cut = share_work(-(-length // stored.sides[0].page), shares)
     plan = DecodePlan(length, cut, pages_in_order(cut, table))
-    (keys, values), codecs = stored.sides, stored.codecs
-    return decode(q, keys, values, *codecs, LAYER, plan, shift, scale=SCALE)
+    return Span(*stored.sides, stored.codecs, table, plan, shift)
+
+
+def _partials(stored: Stored, q, table, length, shares: int, shift=None):
+    return decode(q, [_span(stored, table, length, shares, shift)], LAYER, scale=SCALE)[0]
 
 
 @pytest.mark.parametrize(("cache", "heads", "group", "channels", "page"), SHAPES)
@@ -54,6 +65,21 @@ def test_the_kernel_is_made_for_a_gpu_anywhere(cache, heads, group, channels, pa
     traced = jax.jit(run).trace(q, stored.table, jnp.asarray([page + 1]), shift)
     text = traced.lower(lowering_platforms=("cuda",)).as_text()
     assert "mosaic_gpu" in text
+
+
+@pytest.mark.parametrize(("cache", "window", "heads", "group", "channels", "page"), WITH_WINDOWS)
+def test_pages_of_two_formats_are_one_kernel(cache, window, heads, group, channels, page):
+    both = [Stored(x, [page + 1], heads, channels, page_size=page) for x in (cache, window)]
+    q = jnp.zeros((1, heads * group, channels), jnp.float32)
+    shift = Shift(jnp.zeros((1, heads * group, 3)), first=1)
+
+    def run(q, length, shift):
+        spans = [_span(stored, stored.table, length, 7, shift) for stored in both]
+        return [part.out for part in decode(q, spans, LAYER, scale=SCALE)]
+
+    traced = jax.jit(run).trace(q, jnp.asarray([page + 1]), shift)
+    text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    assert text.count("custom_call @mosaic_gpu") == 1
 
 
 @pytest.mark.parametrize(
@@ -100,3 +126,30 @@ def test_attention_over_pages(cache, heads, group, channels, page, dtype):
         out, lse = run(q, stored.table, jnp.asarray(lengths), shares)
         assert_close(stored, q, lengths, out, lse)
         np.testing.assert_array_equal(out, run(q, stored.table, jnp.asarray(lengths), shares)[0])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("cache", "window", "heads", "group", "channels", "page"), WITH_WINDOWS)
+def test_attention_over_pages_of_two_formats(cache, window, heads, group, channels, page):
+    long = [1, page - 1, page, page + 1, 3 * page, 0, 40 * page - 2]
+    short = [0, 2, page, page + 3, 2 * page, 5, 2 * page - 1]
+    lengths = long, short
+    both = [
+        Stored(x, own, heads, channels, page_size=page)
+        for x, own in zip((cache, window), lengths, strict=True)
+    ]
+    q = jax.random.normal(jax.random.key(3), (len(long), heads * group, channels), jnp.float32)
+
+    @functools.partial(jax.jit, static_argnums=2)
+    def run(q, lengths, shares):
+        spans = [
+            _span(stored, stored.table, length, cut)
+            for stored, length, cut in zip(both, lengths, shares, strict=True)
+        ]
+        parts = decode(q, spans, LAYER, scale=SCALE)
+        return [merge_partials([part], q.shape[1]) for part in parts]
+
+    for shares in ((1, 5), (40, 3), (200, 200)):
+        found = run(q, [jnp.asarray(own) for own in lengths], shares)
+        for stored, own, (out, lse) in zip(both, lengths, found, strict=True):
+            assert_close(stored, q, own, out, lse)
