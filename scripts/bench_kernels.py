@@ -221,7 +221,9 @@ def time_decode(
             shift, window_shift = Shift(scores), Shift(scores, slot_page)
         spans = [Span(keys, values, data.codecs, block_table, plan, shift)]
         if windows is not None:
-            spans.append(Span(*windows, (EXACT, EXACT), table, window_plan, window_shift))
+            spans.append(
+                Span(windows[0], windows[1], (EXACT, EXACT), table, window_plan, window_shift)
+            )
         parts = decode(q, spans, 0, scale=H**-0.5, together=together)
         out, _ = merge_partials(parts, q.shape[1])
         return q + (out * 1e-30).astype(q.dtype)

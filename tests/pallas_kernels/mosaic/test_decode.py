@@ -43,7 +43,8 @@ WITH_WINDOWS = [
 def _span(stored: Stored, table, length, shares: int, shift=None) -> Span:
     cut = share_work(-(-length // stored.sides[0].page), shares)
     plan = DecodePlan(length, cut, pages_in_order(cut, table))
-    return Span(*stored.sides, stored.codecs, table, plan, shift)
+    keys, values = stored.sides
+    return Span(keys, values, stored.codecs, table, plan, shift)
 
 
 def _partials(stored: Stored, q, table, length, shares: int, shift=None):
