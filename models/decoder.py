@@ -1,9 +1,10 @@
 """One decoder for every family: a Flax module tree run as a pure function of its parameters.
 
 Parameters are a plain nested dict with one entry per layer, weights as checkpoints hold them,
-[out, in]. A layer is what is compiled: one program serves all layers of a kind, in seconds where a
-program of all layers takes minutes. Code that is compiled as a whole unrolls them; a scan over
-stacked weights would copy each layer's out first.
+[out, in], but for those of one input, which are joined (joined.py). A layer is what is compiled:
+one program serves all layers of a kind, in seconds where a program of all layers takes minutes.
+Code that is compiled as a whole unrolls them; a scan over stacked weights would copy each layer's
+out first.
 """
 
 import functools
@@ -76,18 +77,15 @@ class Attention(nnx.Module):
     def __init__(self, config: ModelConfig):
         self.config = config
         queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
-        self.q = Linear(config.width, queries, bias=config.qk_bias)
-        self.k = Linear(config.width, keys, bias=config.qk_bias)
-        self.v = Linear(config.width, keys, bias=config.v_bias)
+        self.qkv = Linear(config.width, queries + 2 * keys, bias=config.qk_bias or config.v_bias)
         self.o = Linear(queries, config.width, bias=config.out_bias)
         self.q_norm = RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else None
         self.k_norm = RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else None
 
     def __call__(self, x, rotary, attend: Attend, state):
-        B, T, _ = x.shape
-        q, k, v = (
-            proj(x).reshape(B, T, -1, self.config.head_dim) for proj in (self.q, self.k, self.v)
-        )
+        (B, T, _), N, K = x.shape, self.config.heads, self.config.kv_heads
+        heads = self.qkv(x).reshape(B, T, -1, self.config.head_dim)
+        q, k, v = heads[:, :, :N], heads[:, :, N : N + K], heads[:, :, N + K :]
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         q, k = rotate(q, *rotary), rotate(k, *rotary)
@@ -99,12 +97,12 @@ class MLP(nnx.Module):
     """The gated feed-forward block: down(silu(gate(x)) * up(x))."""
 
     def __init__(self, config: ModelConfig):
-        self.gate = Linear(config.width, config.mlp_width, bias=config.mlp_bias)
-        self.up = Linear(config.width, config.mlp_width, bias=config.mlp_bias)
+        self.gate_up = Linear(config.width, 2 * config.mlp_width, bias=config.mlp_bias)
         self.down = Linear(config.mlp_width, config.width, bias=config.mlp_bias)
 
     def __call__(self, x):
-        return self.down(jax.nn.silu(self.gate(x)) * self.up(x))
+        gate, up = jnp.split(self.gate_up(x), 2, axis=-1)
+        return self.down(jax.nn.silu(gate) * up)
 
 
 class Layer(nnx.Module):

@@ -20,7 +20,7 @@ from jkvq.support.memory import format_bytes, free_bytes
 
 @dataclass(frozen=True)
 class Model:
-    """Weights as they are in the checkpoint: what calibration, evaluation and caches start from.
+    """Weights as the checkpoint has them: what calibration, evaluation and caches start from.
 
     `jkvq.with_cache` makes an `LLM` of it, which can generate.
     """
@@ -33,7 +33,7 @@ class Model:
     @functools.cached_property
     def fingerprint(self) -> str:
         """A name for the weights, whatever dtype and file they come from."""
-        return fingerprint(self.params)
+        return fingerprint(self.config, self.params)
 
 
 def load_model(model: str | Path, *, dtype: DTypeLike | None = None) -> Model:

@@ -8,6 +8,7 @@ timed apart; set JAX_ENABLE_COMPILATION_CACHE=false if programs may have been ke
 
 import argparse
 import dataclasses
+import itertools
 import json
 import time
 from pathlib import Path
@@ -139,24 +140,27 @@ def main() -> None:
     parser.add_argument("--caches", default="bf16,jkvq-int4", help="with commas between")
     parser.add_argument("--steps", default="1x1024,32x8192", help="decode: batch x tokens")
     parser.add_argument("--prefill", default="", help="prompts: batch x tokens")
+    parser.add_argument("--implementations", default="pallas", help="with commas between")
     parser.add_argument("--out", type=Path, help="write JSON too")
     args = parser.parse_args()
     model, found = random_model(QWEN3_8B), {}
-    for cache in split_names(args.caches):
-        shape = CacheShape.of(model.config)
-        spec = parse_spec(cache)
-        llm = with_cache(model, spec, made_up(shape, spec.key.bits) if methods_for(spec) else None)
+    shape = CacheShape.of(model.config)
+    ways = args.implementations.split(",")
+    for name, way in itertools.product(split_names(args.caches), ways):
+        spec, cache = parse_spec(name), name if len(ways) == 1 else f"{name} {way}"
+        calibration = made_up(shape, spec.key.bits) if methods_for(spec) else None
+        llm = with_cache(model, spec, calibration, implementation=way)
         for step in filter(None, args.prefill.split(",")):
             rate, compiled = time_prefill(llm, *map(int, step.split("x")))
             found[f"{cache} prefill {step}"] = {"tokens_per_s": rate, "compile_s": compiled}
             print(
-                f"{cache:12} prefill {step:10} {rate:7.0f} tokens/s, compiled in {compiled:.0f} s"
+                f"{cache:20} prefill {step:10} {rate:7.0f} tokens/s, compiled in {compiled:.0f} s"
             )
         for step in filter(None, args.steps.split(",")):
             batch, tokens = map(int, step.split("x"))
             ms, compiled = time_decode(llm, batch, tokens)
             found[f"{cache} {step}"] = {"ms": ms, "compile_s": compiled}
-            print(f"{cache:12} {step:10} {ms:7.2f} ms, compiled in {compiled:.0f} s", flush=True)
+            print(f"{cache:20} {step:10} {ms:7.2f} ms, compiled in {compiled:.0f} s", flush=True)
     if args.out is not None:
         args.out.write_text(json.dumps(found, indent=1) + "\n")
 

@@ -12,7 +12,8 @@ from transformers import PreTrainedTokenizerFast
 from jkvq.cache.specs.presets import PRESETS
 from jkvq.llm import LLM, with_cache
 from jkvq.models.config import ModelConfig
-from jkvq.models.decoder import Params, abstract_params
+from jkvq.models.decoder import Params
+from jkvq.models.joined import abstract_checkpoint
 from jkvq.models.model import Model
 from jkvq.models.tokenizer import Tokenizer
 
@@ -71,18 +72,42 @@ def biased_model(bias: float, sharpness: float = 1.0, config: ModelConfig = BIAS
     constant = np.zeros((config.kv_heads, H), np.float32)
     constant[:, [H // 2 - 1, H - 1]] = bias
     for layer in params["layers"].values():
-        layer["attention"]["k"]["bias"] += constant.reshape(-1)
+        qkv, queries = layer["attention"]["qkv"], config.heads * H
+        keys = slice(queries, queries + constant.size)
+        qkv["bias"] = qkv["bias"].at[keys].add(constant.reshape(-1))
     params["norm"] = jax.tree.map(lambda weight: weight * sharpness, params["norm"])
     return Model("tiny", config, params, byte_tokenizer())
 
 
 def _random_params(config: ModelConfig, seed: int) -> Params:
-    leaves, structure = jax.tree.flatten(abstract_params(config, jnp.float32))
+    leaves, structure = jax.tree.flatten(abstract_checkpoint(config, jnp.float32))
     keys = jax.random.split(jax.random.key(seed), len(leaves))
-    return structure.unflatten(
+    params = structure.unflatten(
         jax.random.normal(key, leaf.shape) * (leaf.shape[-1] ** -0.5 if leaf.ndim > 1 else 1.0)
         for key, leaf in zip(keys, leaves, strict=True)
     )
+    layers = {number: joined_layer(layer) for number, layer in params["layers"].items()}
+    return {**params, "layers": layers}
+
+
+def joined_layer(layer: Params) -> Params:
+    """A layer of a checkpoint as the decoder takes it, written out."""
+
+    def join(module: Params, *names: str) -> Params:
+        kinds = {kind for name in names for kind in module[name]}
+        rows = {name: len(module[name]["weight"]) for name in names}
+        return {
+            kind: jnp.concatenate([module[name].get(kind, jnp.zeros(rows[name])) for name in names])
+            for kind in kinds
+        }
+
+    attention, mlp = layer["attention"], layer["mlp"]
+    rest = {name: own for name, own in attention.items() if name not in ("q", "k", "v")}
+    return {
+        **layer,
+        "attention": {**rest, "qkv": join(attention, "q", "k", "v")},
+        "mlp": {"gate_up": join(mlp, "gate", "up"), "down": mlp["down"]},
+    }
 
 
 def byte_tokenizer() -> Tokenizer:

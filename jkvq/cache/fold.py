@@ -37,16 +37,16 @@ def fold_values(
         return config, {**params, "layers": layers}, folded
     config = dataclasses.replace(config, v_bias=True, out_bias=True)
     for layer in basis.exact_layers:
-        layers[layer] = _with_biases(config, layers[layer])
+        layers[layer] = _with_biases(layers[layer])
     return config, {**params, "layers": layers}, folded
 
 
 def _fold_layer(config: ModelConfig, layer: Params, basis: Basis, index: int) -> Params:
     side = basis.value
-    layer = _with_biases(config, layer) if side.mean is not None or config.v_bias else layer
+    layer = _with_biases(layer) if side.mean is not None or config.v_bias else layer
     attention = layer["attention"]
     shape = config.kv_heads, config.head_dim
-    new = _folded(shape, attention["v"], attention["o"], side, index)
+    new = _folded(shape, attention["qkv"], attention["o"], side, index)
     return {**layer, "attention": {**attention, **new}}
 
 
@@ -56,10 +56,11 @@ def _fold_layer(config: ModelConfig, layer: Params, basis: Basis, index: int) ->
     compiler_options={"xla_gpu_enable_triton_gemm": False},  # they compile for 8 s, for one launch
 )
 def _folded(
-    shape: tuple[int, int], v: Params, o: Params, side: SideBasis, index: LayerIndex
+    shape: tuple[int, int], qkv: Params, o: Params, side: SideBasis, index: LayerIndex
 ) -> dict[str, Params]:
-    """The projections of values and of the output in the basis of a layer."""
-    (K, H), dtype = shape, v["weight"].dtype
+    """The projections of values, the last of ``qkv``, and of the output in a layer's basis."""
+    (K, H), dtype = shape, o["weight"].dtype
+    v = {kind: x[-K * H :] for kind, x in qkv.items()}
     v, o = jax.tree.map(lambda x: x.astype(jnp.float32), (v, o))
     R, dual = (
         jnp.broadcast_to(jnp.eye(H)[None] if x is None else x, (K, H, H))
@@ -70,22 +71,22 @@ def _folded(
     new_v = {"weight": weight.reshape(K * H, -1)}
     rotated_out = jnp.einsum("dkgh,khi->dkgi", out, dual, precision="highest")
     new_o = {"weight": rotated_out.reshape(len(out), -1)}
+    mean = jnp.zeros((K, H)) if side.mean is None else side.mean[index]
     if "bias" in v:
-        mean = jnp.zeros((K, H)) if side.mean is None else side.mean[index]
         centred = v["bias"].reshape(K, H) - mean
-        rotated = jnp.einsum("kh,khi->ki", centred, R, precision="highest")
-        new_v["bias"] = rotated.reshape(-1)
-        back = jnp.einsum("dkgh,kh->d", out, mean, precision="highest")
-        new_o["bias"] = o["bias"] + back
-    return jax.tree.map(lambda x: x.astype(dtype), {"v": new_v, "o": new_o})
+        new_v["bias"] = jnp.einsum("kh,khi->ki", centred, R, precision="highest").reshape(-1)
+    if "bias" in o:
+        new_o["bias"] = o["bias"] + jnp.einsum("dkgh,kh->d", out, mean, precision="highest")
+    new_v, new_o = jax.tree.map(lambda x: x.astype(dtype), (new_v, new_o))
+    return {"qkv": {kind: x.at[-K * H :].set(new_v[kind]) for kind, x in qkv.items()}, "o": new_o}
 
 
-def _with_biases(config: ModelConfig, layer: Params) -> Params:
+def _with_biases(layer: Params) -> Params:
     """The layer with value and output biases, zero where it had none."""
     attention = dict(layer["attention"])
-    sizes = {"v": config.kv_heads * config.head_dim, "o": config.width}
-    for name, size in sizes.items():
+    for name in ("qkv", "o"):
+        weight = attention[name]["weight"]
         if "bias" not in attention[name]:
-            zeros = jnp.zeros(size, attention[name]["weight"].dtype)
+            zeros = jnp.zeros(len(weight), weight.dtype)
             attention[name] = {**attention[name], "bias": zeros}
     return {**layer, "attention": attention}

@@ -18,6 +18,7 @@ from jkvq.support.errors import UserError
 from jkvq.support.progress import spinner
 
 MANIFEST = "jkvq.json"
+_FORMAT = 2
 
 
 class ConvertedFolder:
@@ -26,11 +27,17 @@ class ConvertedFolder:
     def __init__(self, folder: Path):
         self.folder = folder
         try:
-            fields = json.loads((folder / MANIFEST).read_text())["config"]
+            manifest = json.loads((folder / MANIFEST).read_text())
+            form, fields = manifest["format"], manifest["config"]
             fields["rope_divisors"] = tuple(fields["rope_divisors"])
             self.config = ModelConfig(**fields)
         except (KeyError, TypeError, json.JSONDecodeError) as error:
             raise UserError(f"{folder / MANIFEST} is damaged ({error}); convert again") from None
+        if form != _FORMAT:
+            raise UserError(
+                f"{folder} is of format {form}, which another version of jkvq wrote, and this one "
+                f"reads {_FORMAT}; convert again"
+            )
 
     def params(self, dtype) -> Params:
         import orbax.checkpoint as ocp  # noqa: PLC0415 (takes a second)
@@ -65,7 +72,7 @@ def write_converted(folder: Path, config: ModelConfig, params: Params, tokenizer
         with array_errors(), ocp.Checkpointer(_handler()) as checkpointer:
             checkpointer.save(_params(draft), args=ocp.args.PyTreeSave(params))
         tokenizer.save(draft / "tokenizer")
-        manifest = {"format": 1, "config": dataclasses.asdict(config)}
+        manifest = {"format": _FORMAT, "config": dataclasses.asdict(config)}
         (draft / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
 
 

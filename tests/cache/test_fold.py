@@ -73,8 +73,8 @@ def test_exact_layers_are_left_alone():
     plain = model(CONFIG)
     spec = CacheSpec(BOTH, BOTH, page=8, exact_layers=(0,))
     folded = jkvq.with_cache(plain, spec, CALIBRATION)
-    kept = folded.params["layers"][0]["attention"]["v"]["weight"]
-    assert kept is plain.params["layers"][0]["attention"]["v"]["weight"]
+    kept = folded.params["layers"][0]["attention"]["qkv"]["weight"]
+    assert kept is plain.params["layers"][0]["attention"]["qkv"]["weight"]
     # Layer 0 is stored in 16 bits, so only about the same.
     exact = jkvq.with_cache(plain, "f32,page=8")
     np.testing.assert_allclose(scores(folded, "forced"), scores(exact, "forced"), atol=0.05)

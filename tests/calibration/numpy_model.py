@@ -34,7 +34,8 @@ def layers_of(params, tokens: list[int]) -> list[Seen]:
         layer = weights["layers"][index]
         attention, mlp = layer["attention"], layer["mlp"]
         h = norm(x, layer["attention_norm"]["weight"])
-        q, k, v = ((h @ attention[name]["weight"].T).reshape(T, -1, H) for name in ("q", "k", "v"))
+        heads = (h @ attention["qkv"]["weight"].T).reshape(T, -1, H)
+        q, k, v = np.split(heads, [CONFIG.heads, CONFIG.heads + CONFIG.kv_heads], axis=1)
         q = rope(norm(q, attention["q_norm"]["weight"]), np.arange(T))
         before = norm(k, attention["k_norm"]["weight"])
         k = rope(before, np.arange(T))
@@ -46,8 +47,7 @@ def layers_of(params, tokens: list[int]) -> list[Seen]:
         seen.append(Seen(q, k, before, v, S, out))
         x = x + out.reshape(T, -1) @ attention["o"]["weight"].T
         h = norm(x, layer["mlp_norm"]["weight"])
-        gate = h @ mlp["gate"]["weight"].T
-        up = h @ mlp["up"]["weight"].T
+        gate, up = np.split(h @ mlp["gate_up"]["weight"].T, 2, axis=1)
         x = x + (gate / (1 + np.exp(-gate)) * up) @ mlp["down"]["weight"].T
     return seen
 

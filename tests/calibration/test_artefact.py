@@ -225,7 +225,7 @@ def test_what_ships_is_for_the_weights_of_the_default_model(smollm2):
     folder = find_artefact("SmolLM2-135M", parse_spec("jkvq-int4"))
     assert folder is not None
     shipped = load_artefact(folder)
-    assert shipped.manifest.weights == fingerprint(smollm2.params)
+    assert shipped.manifest.weights == fingerprint(smollm2.config, smollm2.params)
     assert shipped.calibration.key.all_tokens.rotation.dtype == np.float32  # pyright: ignore
     assert sum(path.stat().st_size for path in folder.iterdir()) < 4e6
 
@@ -240,7 +240,7 @@ def test_what_is_kept_comes_before_what_ships_and_other_weights_before_neither(
     assert calibration_for(model_of(tiny), spec, None) is again
     shutil.copytree(made, tmp_path / "shipped" / "tiny" / "jkvq")
     found = calibration_for(model_of(tiny), spec, None)
-    assert found is not None and found.weights == fingerprint(tiny.params)
+    assert found is not None and found.weights == fingerprint(tiny.config, tiny.params)
     other = jax.tree.map(lambda x: x * 2, tiny.params)
     assert calibration_for(dataclasses.replace(model_of(tiny), params=other), spec, None) is again
     jkvq.calibrate(model_of(tiny), text=TEXT, tokens=150)

@@ -78,10 +78,18 @@ def test_folder_is_opened_by_what_it_holds(tmp_path):
 def test_converted_folder_is_opened_even_if_it_holds_more(tmp_path):
     folder = write_hf(tmp_path / "converted")
     config = HFFolder(folder).config
-    (folder / MANIFEST).write_text(json.dumps({"format": 1, "config": config.__dict__}))
+    (folder / MANIFEST).write_text(json.dumps({"format": 2, "config": config.__dict__}))
     opened = open_checkpoint(folder)
     assert isinstance(opened, ConvertedFolder)
     assert opened.config == config
+
+
+def test_converted_folder_of_another_format_is_refused(tmp_path):
+    folder = write_hf(tmp_path / "converted")
+    config = HFFolder(folder).config
+    (folder / MANIFEST).write_text(json.dumps({"format": 1, "config": config.__dict__}))
+    with pytest.raises(UserError, match=r"is of format 1, .* reads 2; convert again"):
+        open_checkpoint(folder)
 
 
 def test_path_may_begin_with_a_tilde(tmp_path, monkeypatch):

@@ -12,6 +12,7 @@ from gguf.quants import dequantize, quantize
 from jkvq import UserError
 from jkvq.models.formats.gguf_file import GGUFFile
 from jkvq.models.formats.hf_folder import HFFolder
+from jkvq.models.joined import split_layer
 from tests.models.helpers import (
     CASES,
     LLAMA3_ROPE,
@@ -94,9 +95,10 @@ def write_quantized(path: Path, matrices: dict[str, np.ndarray], kind: Kind) -> 
     return GGUFFile(path)
 
 
-def matrices_of(params) -> dict[str, np.ndarray]:
+def matrices_of(file: GGUFFile) -> dict[str, np.ndarray]:
     """Our parameters under GGUF's names and in GGUF's order of rows."""
-    layer = params["layers"][0]
+    params = file.params(jnp.float32)
+    layer = split_layer(file.config, params["layers"][0])
     attention, mlp = layer["attention"], layer["mlp"]
     ours = {
         "token_embd": params["embedding"],
@@ -131,7 +133,7 @@ def test_params_are_what_the_gguf_package_dequantizes(kind, error, tmp_path):
     plain = {name: rng.uniform(-1, 1, shape).astype(np.float32) for name, shape in MATRICES.items()}
     coded = {name: quantize(matrix, kind) for name, matrix in plain.items()}
     file = write_quantized(tmp_path / "model.gguf", coded, kind)
-    ours = matrices_of(file.params(jnp.float32))
+    ours = matrices_of(file)
     for name, matrix in plain.items():
         np.testing.assert_array_equal(ours[name], dequantize(coded[name], kind))
         np.testing.assert_allclose(ours[name], matrix, rtol=0, atol=error)
@@ -146,7 +148,7 @@ def test_params_are_what_the_gguf_package_dequantizes_when_k_quantized(kind, tmp
         for name, (rows, columns) in MATRICES.items()
     }
     file = write_quantized(tmp_path / "model.gguf", coded, kind)
-    ours = matrices_of(file.params(jnp.float32))
+    ours = matrices_of(file)
     for name, matrix in coded.items():
         assert np.isfinite(ours[name]).all() and ours[name].std() > 0
         np.testing.assert_array_equal(ours[name], dequantize(matrix, kind))

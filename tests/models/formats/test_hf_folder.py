@@ -13,6 +13,7 @@ from safetensors.numpy import load_file, save_file
 
 from jkvq import UserError
 from jkvq.models.formats.hf_folder import HFFolder
+from jkvq.models.joined import split_layer
 from tests.models.helpers import config_dict, save_random_model
 
 
@@ -45,12 +46,14 @@ def test_params_are_the_same_when_sharded(whole, sharded):
 
 
 def test_params_are_the_file_s_tensors(whole):
-    params = HFFolder(whole).params(jnp.float32)
+    folder = HFFolder(whole)
+    params = folder.params(jnp.float32)
     tensors = load_file(whole / "model.safetensors")
-    assert len(jax.tree.leaves(params)) == len(tensors)
+    split = {n: split_layer(folder.config, layer) for n, layer in params["layers"].items()}
+    assert len(jax.tree.leaves({**params, "layers": split})) == len(tensors)
     np.testing.assert_array_equal(params["embedding"], tensors["model.embed_tokens.weight"])
     np.testing.assert_array_equal(
-        params["layers"][1]["attention"]["k"]["bias"],
+        split[1]["attention"]["k"]["bias"],
         tensors["model.layers.1.self_attn.k_proj.bias"],
     )
 

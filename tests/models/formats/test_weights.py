@@ -5,8 +5,8 @@ import pytest
 
 from jkvq import UserError
 from jkvq.models.config import from_hf
-from jkvq.models.decoder import abstract_params
 from jkvq.models.formats.weights import load_params, source_name
+from jkvq.models.joined import abstract_checkpoint
 from tests.models.helpers import config_dict
 
 CONFIG = from_hf(config_dict("qwen2"))
@@ -41,7 +41,7 @@ def test_source_name_of_each_kind_of_path(path, name):
 def tensors() -> dict[str, np.ndarray]:
     """A random tensor under each name that the config asks for."""
     rng = np.random.default_rng(0)
-    leaves = jax.tree_util.tree_leaves_with_path(abstract_params(CONFIG, jnp.float32))
+    leaves = jax.tree_util.tree_leaves_with_path(abstract_checkpoint(CONFIG, jnp.float32))
     return {
         source_name(tuple(key.key for key in path), NAMES): rng.standard_normal(
             leaf.shape, np.float32
@@ -60,16 +60,20 @@ def test_each_tensor_is_read_once():
     params = load_params(CONFIG, jnp.float32, NAMES, reader)
     assert sorted(read) == sorted(stored)
     assert len(stored) == 3 + 2 * 12  # two layers of two norms, seven matrices and three biases
-    np.testing.assert_array_equal(
-        params["layers"][1]["mlp"]["down"]["weight"], stored["layer-1/mlp.down.weight"]
-    )
+    layer = params["layers"][1]
+    np.testing.assert_array_equal(layer["mlp"]["down"]["weight"], stored["layer-1/mlp.down.weight"])
+    for kind in ("weight", "bias"):
+        parts = [stored[f"layer-1/attention.{part}.{kind}"] for part in ("q", "k", "v")]
+        np.testing.assert_array_equal(layer["attention"]["qkv"][kind], np.concatenate(parts))
+    parts = [stored[f"layer-1/mlp.{part}.weight"] for part in ("gate", "up")]
+    np.testing.assert_array_equal(layer["mlp"]["gate_up"]["weight"], np.concatenate(parts))
 
 
 def test_tensor_is_named_when_float16_does_not_hold_it():
     stored = tensors()
     stored["layer-1/attention.k.bias"][3] = 1e5
     assert load_params(CONFIG, jnp.bfloat16, NAMES, stored.__getitem__) is not None
-    with pytest.raises(UserError, match=r"'layers\.1\.attention\.k\.bias' holds numbers beyond"):
+    with pytest.raises(UserError, match=r"'layers\.1\.attention\.qkv\.bias' holds numbers beyond"):
         load_params(CONFIG, jnp.float16, NAMES, stored.__getitem__)
 
 
