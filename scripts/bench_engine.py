@@ -14,16 +14,14 @@ from pathlib import Path
 
 import numpy as np
 
-from jkvq.cache.calibrated import methods_for
+from jkvq.bench.shapes import SHAPES, random_model, with_any_cache
+from jkvq.bench.steps import time_decode
 from jkvq.cache.layout import pages_for
-from jkvq.cache.shape import CacheShape
 from jkvq.cache.specs.spec_text import parse_spec
 from jkvq.engine.engine import Engine, Handle
 from jkvq.engine.options import Options
-from jkvq.llm import LLM, with_cache
+from jkvq.llm import LLM
 from jkvq.support.compile_clock import compile_seconds
-from scripts.bench_kernels import made_up
-from scripts.bench_steps import QWEN3_8B, random_model, time_decode
 
 BURSTS = 32  # that are timed
 ROOM = 4096  # tokens that a sequence may draw while others are read and in the bursts
@@ -92,10 +90,8 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=8192)
     parser.add_argument("--out", type=Path, help="write JSON too")
     args = parser.parse_args()
-    model, spec = random_model(QWEN3_8B), parse_spec(args.cache)
-    model = dataclasses.replace(model, tokenizer=Words())
-    shape = CacheShape.of(model.config)
-    llm = with_cache(model, spec, made_up(shape, spec.key.bits) if methods_for(spec) else None)
+    model = dataclasses.replace(random_model(SHAPES["qwen3-8b"]), tokenizer=Words())
+    llm = with_any_cache(model, parse_spec(args.cache))
     start = time.perf_counter()
     engine, handles = filled(llm, args.slots, args.tokens)
     print(
@@ -117,6 +113,7 @@ def main() -> None:
     compiled = compile_seconds() - before
     del engine, handles, new
     bare = time_decode(llm, args.slots, length)[0]
+    assert bare is not None
     found = {
         "mean_length": length,
         "engine_ms": step,

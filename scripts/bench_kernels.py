@@ -21,8 +21,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jkvq.bench.shapes import made_up
 from jkvq.cache.basis import make_basis
-from jkvq.cache.calibrated import Calibration, SideCalibration, Transform
 from jkvq.cache.layout import abstract_groups, pages_in_turn, pages_of_window
 from jkvq.cache.shape import CacheShape
 from jkvq.cache.specs.spec import CacheSpec
@@ -104,23 +104,6 @@ def copy_bandwidth() -> float:
         return jax.lax.optimization_barrier(data + jnp.uint32(1))
 
     return 2 * data.nbytes / timed(copy, data, rounds=1) * 1e6
-
-
-def made_up(shape: CacheShape, bits: int) -> Calibration:
-    """A calibration of the right shapes: speed does not depend on its numbers."""
-    rng = np.random.default_rng(0)
-    L, K, _ = shape
-    widths = np.resize([bits + 2, bits + 1, bits, bits, bits, bits - 1, bits - 1, bits - 1], H // 2)
-
-    def side() -> SideCalibration:
-        transform = Transform(
-            mean=rng.normal(size=(L, K, H)).astype(np.float32),
-            rotation=np.linalg.qr(rng.normal(size=(L, K, H, H)))[0].astype(np.float32),
-            spread=np.ones((L, K, H), np.float32),
-        )
-        return SideCalibration(transform, widths=np.broadcast_to(widths, (8, L, K, H // 2)))
-
-    return Calibration(side(), side())
 
 
 def random_pages(pages: Packed, key) -> Packed:

@@ -23,6 +23,7 @@ ROOMS = [
     "jkvq.llm",
     "jkvq.scheduling",
     "jkvq.engine",
+    "jkvq.bench",
     "jkvq.evaluation",
     "jkvq.jobs",
     "jkvq.tasks",

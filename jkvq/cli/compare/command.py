@@ -51,11 +51,11 @@ def compare(
     """
     with spinner("Starting"):
         from jkvq.attention.implementation import require_known
+        from jkvq.bench.engine import Workload, draw_requests
         from jkvq.cache.specs.spec_text import parse_spec, split_names
         from jkvq.cli.compare.report import Findings, rows, write_comparison
         from jkvq.cli.compare.stages import Stages
         from jkvq.evaluation.corpus import first_tokens, read_text
-        from jkvq.evaluation.engine_bench import Workload, draw_requests
         from jkvq.jobs.batch import Window
         from jkvq.models.model import load_model
         from jkvq.tasks.job import TaskJob

@@ -8,13 +8,13 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from jkvq.bench.engine import Request, bench_engine
 from jkvq.cache.calibrated import Calibration
 from jkvq.cache.footprint import bits_per_element, sequence_bytes
 from jkvq.cache.shape import CacheShape
 from jkvq.cache.specs.spec_text import parse_spec
 from jkvq.defaults import PLAIN_CACHE
 from jkvq.evaluation.corpus import leading_tokens
-from jkvq.evaluation.engine_bench import Request, bench_engine
 from jkvq.evaluation.fidelity import fidelity
 from jkvq.evaluation.perplexity import compare
 from jkvq.evaluation.plots import fidelity_figure

@@ -15,7 +15,7 @@ from jkvq.support.errors import UserError
 from jkvq.support.progress import note
 
 if TYPE_CHECKING:
-    from jkvq.evaluation.engine_bench import Measured, Spread
+    from jkvq.bench.engine import Measured, Spread
 
 bench = typer.Typer(help="Measure how fast it is here.", no_args_is_help=True)
 
@@ -52,8 +52,8 @@ def bench_command(
     The same random requests, all there at once, run in each way.
     """
     from jkvq.attention.implementation import require_known
+    from jkvq.bench.engine import Workload, bench_engine, draw_requests, engine_figure
     from jkvq.cache.specs.spec_text import parse_spec, split_names
-    from jkvq.evaluation.engine_bench import Workload, bench_engine, draw_requests, engine_figure
     from jkvq.llm import with_cache
     from jkvq.models.model import load_model
     from jkvq.support.pictures import save_picture
@@ -65,12 +65,12 @@ def bench_command(
         shared_prefix,
         seed,
     )
-    names, counts = split_names(cache), _counts(concurrency)
+    names, at_once = split_names(cache), counts("concurrency", concurrency, 4096)
     for name in names:
         parse_spec(name)  # refuses baselines, which are for other commands
     require_known(implementation)
     folders = choose_calibrations(calibration, names)
-    _make_folder(out)
+    make_folder(out)
     plain = load_model(model, dtype=dtype)
     drawn = draw_requests(plain, workload)
     llms = {
@@ -79,7 +79,7 @@ def bench_command(
         )
         for name, folder in folders.items()
     }
-    found = bench_engine(llms, drawn, counts)
+    found = bench_engine(llms, drawn, at_once)
     title = (
         f"{model}, {requests} requests: prompts of {prompt_tokens} tokens, answers of {new_tokens}"
     ) + (f", {shared_prefix} shared" if shared_prefix else "")
@@ -153,17 +153,18 @@ def _range(name: str, text: str) -> tuple[int, int]:
         raise UserError(f"{name}={text}: a range such as 16:128, or one number") from None
 
 
-def _counts(text: str) -> list[int]:
+def counts(name: str, text: str, most: int) -> list[int]:
+    """Whole numbers with commas between, ascending."""
     try:
-        counts = sorted({int(part) for part in text.split(",")})
+        found = sorted({int(part) for part in text.split(",")})
     except ValueError:
-        counts = [0]
-    if not 1 <= counts[0] <= counts[-1] <= 4096:
-        raise UserError(f"concurrency={text}: numbers from 1 to 4096 with commas between")
-    return counts
+        found = [0]
+    if not 1 <= found[0] <= found[-1] <= most:
+        raise UserError(f"{name}={text}: numbers from 1 to {most} with commas between")
+    return found
 
 
-def _make_folder(folder: Path | None) -> None:
+def make_folder(folder: Path | None) -> None:
     """Refuses, before any work, a folder that cannot be there."""
     if folder is not None:
         try:

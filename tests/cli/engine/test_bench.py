@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 import jkvq
-from jkvq.evaluation.engine_bench import Measured, Spread
+from jkvq.bench.engine import Measured, Spread
 from tests.cli.running import run, run_json
 
 SIZES: Any = {"prefilled_tokens": 20, "cached_tokens": 0, "pool_bytes": 1500, "preemptions": 0}
@@ -18,14 +18,14 @@ FOUND = [
 
 @pytest.fixture
 def given(model, monkeypatch) -> tuple[str, ...]:
-    """Arguments of a command that measures nothing; tests/evaluation measures."""
+    """Arguments of a command that measures nothing; tests/bench measures."""
 
     def measure(llms, requests, concurrency):
         assert [llm.spec for llm in llms.values()] == [jkvq.parse_spec("bf16")]
         assert (len(requests), concurrency) == (3, [2, 8])
         return FOUND
 
-    monkeypatch.setattr("jkvq.evaluation.engine_bench.bench_engine", measure)
+    monkeypatch.setattr("jkvq.bench.engine.bench_engine", measure)
     sizes = ("--requests", "3", "--prompt-tokens", "4:9", "--new-tokens", "5")
     counts = ("--concurrency", "8,2")
     return ("bench", "engine", "--model", model, "--cache", "bf16", *sizes, *counts)

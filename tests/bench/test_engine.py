@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import jkvq
-from jkvq.evaluation.engine_bench import (
+from jkvq.bench.engine import (
     Request,
     Workload,
     bench_engine,

@@ -1,0 +1,89 @@
+"""Steps that are timed: what they read, and how far they get."""
+
+import jax
+import numpy as np
+import pytest
+
+import jkvq
+from jkvq.bench import steps
+from jkvq.bench.shapes import SHAPES, random_model, shape_config, with_any_cache
+from jkvq.bench.steps import bench_decode, bench_prefill, step_bytes, steps_figure, time_decode
+from jkvq.models.decoder import weight_bytes
+from tests.tiny import CONFIG, tiny_model
+
+
+@pytest.fixture(scope="module")
+def llms() -> dict[str, jkvq.LLM]:
+    names = {"bf16": "bf16,page=8", "windows": "int4,page=8,sink=8,recent=16"}
+    model = tiny_model()
+    return {name: with_any_cache(model, jkvq.parse_spec(cache)) for name, cache in names.items()}
+
+
+def test_every_batch_and_context_is_timed_with_every_cache(llms):
+    found = list(bench_decode(llms, [1, 2], [16, 40]))
+    assert [(x.context, x.batch, x.cache) for x in found] == [
+        (context, batch, cache) for context in (16, 40) for batch in (1, 2) for cache in llms
+    ]
+    for each in found:
+        assert each.milliseconds is not None and each.milliseconds > 0
+        assert each.tokens_per_second == pytest.approx(1e3 * each.batch / each.milliseconds)
+    base, other = found[:2]
+    assert base.over_bf16 == 1
+    assert base.milliseconds and other.milliseconds
+    assert other.over_bf16 == pytest.approx(base.milliseconds / other.milliseconds)
+    picture = steps_figure(found, "tiny")
+    assert [axes.get_title() for axes in picture.axes] == ["16 tokens each", "40 tokens each"]
+    assert {line.get_label() for line in picture.axes[0].lines} == set(llms)
+
+
+def test_a_step_reads_weights_and_cache(llms):
+    llm = llms["bf16"]
+    weights = weight_bytes(CONFIG, "float32") - CONFIG.vocab * CONFIG.width * 4
+    one = 2 * CONFIG.layers * CONFIG.kv_heads * CONFIG.head_dim * 2  # bytes of a token
+    assert not CONFIG.tied
+    assert step_bytes(llm, 3, 16) == weights + 3 * 16 * one
+
+
+def test_a_step_is_behind_the_context(llms, monkeypatch):
+    lengths, real = [], steps.decode_burst
+
+    def seen(config, params, basis, cache, *rest):
+        lengths.append(np.asarray(cache.sequences.length).tolist())
+        assert all(np.asarray(x).any() for x in jax.tree.leaves(cache.groups))
+        return real(config, params, basis, cache, *rest)
+
+    monkeypatch.setattr(steps, "decode_burst", seen)
+    time_decode(llms["windows"], 2, 40)
+    assert lengths[0] == [40, 40]
+    assert lengths[1][0] > 40
+
+
+def test_what_does_not_fit_is_said(llms, monkeypatch):
+    monkeypatch.setattr(steps, "free_bytes", lambda: 10_000)
+    assert time_decode(llms["bf16"], 100, 1000) == (None, 0.0)
+    row = next(bench_decode({"bf16": llms["bf16"]}, [100], [1000]))
+    assert row.milliseconds is None and row.tokens_per_second is None
+    row = next(bench_prefill({"bf16": llms["bf16"]}, [100], [1000]))
+    assert row.tokens_per_second is None
+
+
+def test_prompts_are_timed(llms):
+    found = list(bench_prefill(llms, [2], [24]))
+    assert [x.cache for x in found] == list(llms)
+    assert all(x.tokens_per_second is not None and x.tokens_per_second > 0 for x in found)
+    assert found[0].over_bf16 == 1
+
+
+def test_shapes_have_the_parameters_of_their_names():
+    found = {name: weight_bytes(config, "bfloat16") / 2e9 for name, config in SHAPES.items()}
+    billions = {"qwen3-4b": 4.0, "qwen3-8b": 8.2, "qwen3-32b": 32.8}
+    assert found == pytest.approx(billions, rel=0.02)
+    with pytest.raises(jkvq.UserError, match="shape 'qwen3-9b' is not known"):
+        shape_config("qwen3-9b")
+
+
+def test_random_weights_make_numbers_of_calibrated_caches():
+    model = random_model(CONFIG, "float32")
+    llm = with_any_cache(model, jkvq.parse_spec("jkvq-int2,page=16,sink=16,recent=32"))
+    ms, _ = time_decode(llm, 1, 64)
+    assert ms is not None and ms > 0
