@@ -157,6 +157,29 @@ class Engine:
         self._short, self._long = (min(most, steps[device]) for steps in (_SHORT, _LONG))
 
     @property
+    def slots(self) -> int:
+        """Sequences that run at once."""
+        return self._scheduler.limits.slots
+
+    def budget(self, tokens: int, asked: int | None = None) -> int:
+        """Tokens that an answer to a prompt of so many may have.
+
+        Args:
+            tokens: of the prompt, fewer than the model's context.
+            asked: for the answer, which the context may cut; None is as many as there is room for.
+        """
+        most, context = self._scheduler.most_tokens, self.llm.config.context - tokens
+        room = most + 1 - tokens  # the last token is never stored
+        budget = min(context, max(room, 1) if asked is None else asked)
+        if budget > room:
+            raise UserError(
+                f"{tokens} tokens of prompt and {budget} of answer never fit the engine's pool, "
+                f"which holds {most}: shorten the prompt, ask for fewer tokens, or give the "
+                "engine more memory"
+            )
+        return budget
+
+    @property
     def stats(self) -> Stats:
         with self._lock:
             scheduler, limits = self._scheduler, self._scheduler.limits
@@ -195,14 +218,8 @@ class Engine:
         """Takes a prompt of checked tokens, with a seed; an error calls it by ``label``."""
         llm, stops = self.llm, stop_tokens(self.llm, options)
         with self._lock:
-            budget = min(options.max_new_tokens, llm.config.context - len(tokens))
+            budget = self.budget(len(tokens), options.max_new_tokens)
             sequence = Sequence(self._arrived, tokens, budget)
-            if sequence.longest > self._scheduler.most_tokens:
-                raise UserError(
-                    f"{len(tokens)} tokens of prompt and {budget} of answer never fit the "
-                    f"engine's pool, which holds {self._scheduler.most_tokens}: shorten the "
-                    "prompt, lower max_new_tokens, or give the engine more memory"
-                )
             stream = TextStream(llm.tokenizer, options.stop_strings)
             label, seed = label or f"request {self._arrived}", options.sampling.seed
             writer = Writer(stream, label, stops, seed)
