@@ -147,6 +147,7 @@ class Engine:
         self.llm = llm
         self._scheduler = Scheduler(llm.spec, limits, prefix_cache=prefix_cache)
         self._runner = Runner(llm, limits)
+        self._pool_bytes = pools_bytes(llm, limits)
         self._handles: dict[int, Handle] = {}  # of requests that have not ended, by their number
         self._unread: deque[_Launched] = deque()
         self._lock = threading.RLock()
@@ -188,7 +189,7 @@ class Engine:
                 waiting=len(scheduler.waiting),
                 pages=(scheduler.packed.used, limits.pages - 1),
                 exact_pages=(scheduler.exact.used, limits.exact_pages - 1),
-                pool_bytes=pools_bytes(self.llm, limits),
+                pool_bytes=self._pool_bytes,
                 prefilled_tokens=self._prefilled,
                 cached_tokens=self._cached,
                 drawn_tokens=self._drawn,
