@@ -20,6 +20,7 @@ from jkvq.server.metrics import Metrics
 
 LOG = logging.getLogger("jkvq.server")
 _RETRY = "1"  # seconds: some text ends soon, and its slot is free
+_LAST_TICK = 5.0  # seconds
 
 
 @dataclass(frozen=True)
@@ -95,9 +96,9 @@ class Driver:
         self._thread.start()
 
     async def stop(self) -> None:
-        """Ends the thread, after the tick that it is in."""
+        """Ends the thread, after the tick that it is in, if that does not compile for long."""
         self._asked.put(lambda: False)
-        await asyncio.to_thread(self._thread.join)
+        await asyncio.to_thread(self._thread.join, _LAST_TICK)
 
     def open(self, texts: int) -> Call:
         """Takes a place for the texts of a request; `close` gives it back."""

@@ -114,10 +114,10 @@ def _malformed(body: Any, problems: Any) -> ApiError:
         message = f"{place or 'the body'} has no {needed}, which is needed here"
         if needed == "body":
             param, message = None, "the request has no body: send a JSON object"
+    elif isinstance(value, bytes):
+        message = "the body was not sent as JSON: add the header Content-Type: application/json"
     elif not place:
-        message = (
-            f"the body is {shown(value)}: send a JSON object of valid Unicode, as application/json"
-        )
+        message = f"the body is {shown(value)}: send a JSON object, in valid Unicode"
     else:
         allowed = (each["msg"].removeprefix("Input should be ") for each in alike)
         message = f"{place}={shown(value)}: {' or '.join(dict.fromkeys(allowed))}"

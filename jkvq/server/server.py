@@ -1,6 +1,8 @@
 """A server from its socket to its end."""
 
 import asyncio
+import contextlib
+import dataclasses
 import logging
 import socket
 import sys
@@ -9,6 +11,7 @@ import uvicorn
 
 from jkvq.engine.capacity import serving_limits
 from jkvq.engine.engine import Engine
+from jkvq.engine.options import Options
 from jkvq.llm import LLM
 from jkvq.server.app import Service, make_app
 from jkvq.server.driver import Driver
@@ -60,7 +63,8 @@ class Server:
         drain: float = 30.0,
         key: str | None = None,
     ):
-        engine, metrics = Engine.of(llm, serving_limits(llm, memory, slots)), Metrics()
+        self._limits = serving_limits(llm, memory, slots)
+        engine, metrics = Engine.of(llm, self._limits), Metrics()
         self.driver = Driver(engine, engine.slots + max_queue, metrics, on_failure=self._stop)
         metrics.watch(lambda: self.driver.stats)
         app = make_app(Service(self.driver, metrics, name), key)
@@ -77,6 +81,17 @@ class Server:
     @property
     def started(self) -> bool:
         return self._uvicorn.started
+
+    def warm_up(self) -> None:
+        """Compiles what most requests run, so that the first of them do not wait for it."""
+        engine, options = self.driver.engine, Options(max_new_tokens=2, ignore_eos=True, seed=0)
+        short, *longer = self._limits.chunks
+        for width, temperature in ((short, 0.0), (short, 1.0), *((each, 1.0) for each in longer)):
+            # A token less than a chunk: full ones are kept for others.
+            with contextlib.suppress(UserError):  # what does not fit will not be asked for
+                tokens = [0] * min(width - 1, engine.llm.config.context - 1)
+                chosen = dataclasses.replace(options, temperature=temperature)
+                engine.submit_tokens(tokens, chosen).result()
 
     def run(self) -> None:
         """Serves until `end` is called, or the engine fails, which is raised."""

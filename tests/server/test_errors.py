@@ -48,7 +48,7 @@ def error_of(response: httpx.Response, status: int) -> dict[str, Any]:
         ({"presence_penalty": 0.5}, "presence_penalty", "leave it out or give 0"),
         ({"top_logprobs": 2, "logprobs": True}, "top_logprobs", "leave it out or give 0"),
         ({"unheard_of": 1}, "unheard_of", "unheard_of=1: jkvq does not have this"),
-        ({"unheard\ud800of": 1}, None, "JSON object of valid Unicode"),
+        ({"unheard\ud800of": 1}, None, "send a JSON object, in valid Unicode"),
     ],
 )
 def test_a_bad_field_is_refused_with_a_sentence(served, change, param, sentence):
@@ -111,6 +111,11 @@ def test_a_body_that_is_none_is_refused(served, body, sentence):
     headers = {"Content-Type": "application/json"}
     error = error_of(served.http.post(CHAT, content=body, headers=headers), 400)
     assert error["message"].startswith(sentence)
+
+
+def test_a_body_of_another_type_is_told_its_header(served):
+    response = served.http.post(CHAT, content=json.dumps(HELLO))
+    assert "add the header Content-Type" in error_of(response, 400)["message"]
 
 
 def test_a_body_that_is_too_long_is_refused_as_soon_as_that_is_seen(served):

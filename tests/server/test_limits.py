@@ -10,7 +10,7 @@ import openai
 import pytest
 
 import jkvq
-from jkvq.server.server import bind
+from jkvq.server.server import Server, bind
 from tests.server.conftest import running
 
 COMPLETIONS = "/v1/completions"
@@ -133,3 +133,15 @@ def test_an_address_that_is_taken_is_refused():
         bind("127.0.0.1", 70000)
     with pytest.raises(jkvq.UserError, match=r"no\.such\.host\.invalid, port 1, cannot be served"):
         bind("no.such.host.invalid", 1)
+
+
+def test_a_server_that_is_warm_compiles_nothing_for_its_first_request(chatty):
+    with bind("127.0.0.1", 0) as place:
+        server = Server(chatty, place, name="tiny", slots=3)  # nobody else has programs for 3
+        server.warm_up()
+    engine = server.driver.engine
+    assert engine.stats.pages[0] == engine.stats.running == 0
+    for temperature in (0.0, 1.0):
+        options = {"max_new_tokens": 5, "temperature": temperature}
+        timings = engine.submit("Hello", **options).result().timings
+        assert timings.compile == timings.fetch == 0

@@ -93,6 +93,8 @@ def serve(
         drain=drain,
         key=api_key,
     )
+    with spinner("Compiling"):
+        server.warm_up()
     log_to_stderr()
     if host not in _LOOPBACK and api_key is None:
         say(f"jkvq: whoever reaches {host} may use this server: set JKVQ_API_KEY", "yellow")
