@@ -197,9 +197,8 @@ class Driver:
                 handle = self.engine.submit_tokens(tokens, options)
                 handle.watched = watched
                 self._going[handle.number] = _Going(call, index, handle)
-        except Exception:  # a bug of ours, and one request's: others go on
+        except Exception:  # a bug of ours, and one request's: it will be closed, others go on
             LOG.exception("a request could not be submitted")
-            self._cancel(call)
             failed = ApiError(500, "the request could not be run; the server's log says why")
             self.loop.call_soon_threadsafe(self._fail, [call], failed)
         return True

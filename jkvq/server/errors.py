@@ -53,7 +53,7 @@ def error_body(error: AnyHTTPException) -> dict[str, Any]:
 
 def error_response(error: AnyHTTPException) -> Response:
     """The same as an answer."""
-    # In ASCII: what a client has sent, and a sentence repeats, may be no valid Unicode.
+    # In ASCII: a chat template may repeat what a client has sent, which may be no valid Unicode.
     body = json.dumps(error_body(error))
     return Response(body, error.status_code, error.headers, "application/json")
 

@@ -1,5 +1,6 @@
 """What goes wrong is told in OpenAI's form, and touches nobody else."""
 
+import dataclasses
 import json
 import threading
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from jkvq.server.door import MOST_BYTES
 from jkvq.server.server import Server, bind
 from tests.server.conftest import Running, running
+from tests.tiny import byte_tokenizer
 
 HELLO = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 2}
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -141,6 +143,16 @@ def test_a_model_without_a_template_says_where_to_go(tiny):
         for path in (CHAT, "/tokenize"):
             response = served.http.post(path, json={"messages": HELLO["messages"]})
             assert "send its text to /v1/completions" in error_of(response, 400)["message"]
+
+
+def test_what_a_template_says_of_messages_is_told(chatty):
+    tokenizer = byte_tokenizer()
+    tokenizer.hf.chat_template = "{{ raise_exception('no ' + messages[0].role) }}"
+    with running(dataclasses.replace(chatty, tokenizer=tokenizer)) as served:
+        body = json.dumps({"messages": [{"role": "half \ud800", "content": "Hello"}]})
+        headers = {"Content-Type": "application/json"}
+        error = error_of(served.http.post(CHAT, content=body, headers=headers), 400)
+        assert error["message"].endswith("refuses these messages: no half \ud800")
 
 
 def test_a_request_that_fails_in_the_engine_fails_alone(served, monkeypatch):
