@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import signal
 import sys
 import threading
 import traceback
@@ -20,7 +21,8 @@ from jkvq.cli.doctor import doctor
 from jkvq.cli.engine.batch import batch
 from jkvq.cli.engine.bench_steps import bench
 from jkvq.cli.engine.chat import chat
-from jkvq.cli.engine.interrupts import heeded
+from jkvq.cli.engine.interrupts import heeded, terminated
+from jkvq.cli.engine.serve import serve
 from jkvq.cli.evaluate.app import evaluate
 from jkvq.cli.generate import generate
 from jkvq.cli.inspect import inspect
@@ -39,6 +41,7 @@ app = typer.Typer(
 app.command()(generate)
 app.command()(chat)
 app.command()(batch)
+app.command()(serve)
 app.command()(calibrate)
 app.command()(compare)
 app.command()(inspect)
@@ -86,6 +89,7 @@ def main() -> None:
     is called, does not.
     """
     warnings.showwarning = _show_warning
+    signal.signal(signal.SIGTERM, terminated)
     ended: list[int] = []
     over = threading.Event()
     try:

@@ -20,6 +20,9 @@ _CHUNKS = {"cpu": (32, 128, 256), "gpu": (32, 128, 512, 2048)}
 _TICK_TOKENS = {"cpu": 512, "gpu": 4096}
 _SLOTS = {"cpu": 8, "gpu": 64}
 _ROWS = 8
+# Prompts per prefill step of many requests. With one a text is the same in any company; on a GPU
+# several are much faster, and rounding may turn a code.
+_SERVING_ROWS = {"cpu": 1, "gpu": 8}
 _ROW_STEP = {"cpu": 2, "gpu": 8}  # a GPU has time for padding, and its programs compile for long
 _TAILS = 8  # ends of stored prompts that have room beside the windows of all slots
 
@@ -64,6 +67,12 @@ def engine_limits(
         if llm.pool_tokens is not None:
             pages = min(pages, max(1, llm.pool_tokens // spec.page))
     return _limits(llm, slots, 1 + pages, 1 + exact, llm.config.context, rows)
+
+
+def serving_limits(llm: LLM, memory: float, slots: int | None) -> Limits:
+    """The sizes of an engine that serves many requests, of a batch or of a server."""
+    rows = _here(_SERVING_ROWS)
+    return engine_limits(llm, memory=memory, pages=None, slots=slots, prefill_rows=rows)
 
 
 def _round_down(pages: int) -> int:

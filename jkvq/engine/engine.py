@@ -147,6 +147,7 @@ class Engine:
         self.llm = llm
         self._scheduler = Scheduler(llm.spec, limits, prefix_cache=prefix_cache)
         self._runner = Runner(llm, limits)
+        self._pool_bytes = pools_bytes(llm, limits)
         self._handles: dict[int, Handle] = {}  # of requests that have not ended, by their number
         self._unread: deque[_Launched] = deque()
         self._lock = threading.RLock()
@@ -157,6 +158,29 @@ class Engine:
         self._short, self._long = (min(most, steps[device]) for steps in (_SHORT, _LONG))
 
     @property
+    def slots(self) -> int:
+        """Sequences that run at once."""
+        return self._scheduler.limits.slots
+
+    def budget(self, tokens: int, asked: int | None = None) -> int:
+        """Tokens that an answer to a prompt of so many may have.
+
+        Args:
+            tokens: of the prompt, fewer than the model's context.
+            asked: for the answer, which the context may cut; None is as many as there is room for.
+        """
+        most, context = self._scheduler.most_tokens, self.llm.config.context - tokens
+        room = most + 1 - tokens  # the last token is never stored
+        budget = min(context, max(room, 1) if asked is None else asked)
+        if budget > room:
+            raise UserError(
+                f"{tokens} tokens of prompt and {budget} of answer never fit the engine's pool, "
+                f"which holds {most}: shorten the prompt, ask for fewer tokens, or give the "
+                "engine more memory"
+            )
+        return budget
+
+    @property
     def stats(self) -> Stats:
         with self._lock:
             scheduler, limits = self._scheduler, self._scheduler.limits
@@ -165,7 +189,7 @@ class Engine:
                 waiting=len(scheduler.waiting),
                 pages=(scheduler.packed.used, limits.pages - 1),
                 exact_pages=(scheduler.exact.used, limits.exact_pages - 1),
-                pool_bytes=pools_bytes(self.llm, limits),
+                pool_bytes=self._pool_bytes,
                 prefilled_tokens=self._prefilled,
                 cached_tokens=self._cached,
                 drawn_tokens=self._drawn,
@@ -195,14 +219,8 @@ class Engine:
         """Takes a prompt of checked tokens, with a seed; an error calls it by ``label``."""
         llm, stops = self.llm, stop_tokens(self.llm, options)
         with self._lock:
-            budget = min(options.max_new_tokens, llm.config.context - len(tokens))
+            budget = self.budget(len(tokens), options.max_new_tokens)
             sequence = Sequence(self._arrived, tokens, budget)
-            if sequence.longest > self._scheduler.most_tokens:
-                raise UserError(
-                    f"{len(tokens)} tokens of prompt and {budget} of answer never fit the "
-                    f"engine's pool, which holds {self._scheduler.most_tokens}: shorten the "
-                    "prompt, lower max_new_tokens, or give the engine more memory"
-                )
             stream = TextStream(llm.tokenizer, options.stop_strings)
             label, seed = label or f"request {self._arrived}", options.sampling.seed
             writer = Writer(stream, label, stops, seed)

@@ -1,6 +1,7 @@
 """What may be a prompt, and its tokens."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TypeGuard
 
 import numpy as np
@@ -16,6 +17,10 @@ from jkvq.support.errors import UserError
 Prompt = str | Sequence[Message] | Sequence[int]
 _ALLOWED = "give text, a list of messages with role and content, or a list of tokens"
 _Bytes = bytes | bytearray | memoryview
+
+
+class PromptTooLong(UserError):
+    """A prompt that the model's context has no room for."""
 
 
 def as_batch(prompts) -> tuple[list[Prompt], bool]:
@@ -39,31 +44,50 @@ def encode_prompt(
     chat: wrap text in the chat template; None does so if the model has one.
     answer_start: text behind the prompt, with which the answer begins.
     """
-    if isinstance(prompt, str):
-        if llm.tokenizer.can_chat if chat is None else chat:
-            tokens = _encode_chat(llm, [{"role": "user", "content": prompt}], answer_start)
-        else:
-            tokens = llm.tokenizer.encode(prompt + answer_start)
-    elif _is_conversation(prompt):
-        tokens = _encode_chat(llm, prompt, answer_start)
-    else:
-        assert _is_tokens(prompt)
-        if answer_start:
-            raise UserError(
-                "answer_start goes with text and conversations; put its tokens behind the prompt's"
-            )
-        tokens = _checked_tokens(prompt, llm.config.vocab)
+    tokens = prompt_tokens(llm, prompt, chat, answer_start)
     if not tokens:
         raise UserError(
             f"the prompt {shown(prompt)} has 0 tokens in this model's vocabulary: give other text, "
             "or a tokenizer that has its characters"
         )
     if len(tokens) >= llm.config.context:
-        raise UserError(
+        raise PromptTooLong(
             f"the prompt has {len(tokens)} tokens and the model's context is {llm.config.context}, "
             "of which at least one is for the answer; shorten the prompt"
         )
     return tokens
+
+
+def prompt_tokens(
+    llm: LLM | Model, prompt: Prompt, chat: bool | None, answer_start: str = ""
+) -> list[int]:
+    """The same, however many they are."""
+    if isinstance(prompt, str):
+        if llm.tokenizer.can_chat if chat is None else chat:
+            return _encode_chat(llm, [{"role": "user", "content": prompt}], answer_start)
+        return llm.tokenizer.encode(prompt + answer_start)
+    if _is_conversation(prompt):
+        return _encode_chat(llm, prompt, answer_start)
+    assert _is_tokens(prompt)
+    if answer_start:
+        raise UserError(
+            "answer_start goes with text and conversations; put its tokens behind the prompt's"
+        )
+    return _checked_tokens(prompt, llm.config.vocab)
+
+
+@contextmanager
+def strangers_prompt() -> Iterator[None]:
+    """Encodes a prompt among those of others, whom its errors must not stop.
+
+    Whatever the tokenizer or the chat template raises is a `UserError` of this prompt alone.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"the prompt cannot be turned into tokens: {error}") from None
 
 
 def _require_form(prompt) -> None:

@@ -90,7 +90,7 @@ class Writer:
         self._reason: FinishReason = "length"
         self._error: str | None = None
         self.tokens: list[int] = []
-        self._logprobs: list[float] = []
+        self.logprobs: list[float] = []
         self.done = False
 
     def take(self, tokens: list[int], logprobs: list[float], *, ended: bool, failed: bool) -> None:
@@ -100,7 +100,7 @@ class Writer:
             tokens, logprobs = tokens[:-1], logprobs[:-1]
         for token, logprob in zip(tokens, logprobs, strict=True):
             self.tokens.append(token)
-            self._logprobs.append(logprob)
+            self.logprobs.append(logprob)
             if token not in self._stops:
                 self._stream.add(token)
             if token in self._stops or self._stream.stopped:
@@ -143,7 +143,7 @@ class Writer:
         return Generation(
             "".join(self._given) + self._new,
             self.tokens,
-            self._logprobs,
+            self.logprobs,
             self._reason,
             prompt_tokens,
             self._seed,

@@ -12,8 +12,8 @@ from filelock import Timeout
 
 from jkvq.jobs.batch import Answer
 from jkvq.jobs.lines import RequestLines
-from jkvq.jobs.openai import openai_body
 from jkvq.jobs.requests import Request
+from jkvq.openai.reply import Reply
 from jkvq.support.errors import UserError
 from jkvq.support.lock import lock_beside
 
@@ -28,7 +28,7 @@ def answer_line(request: Request, answer: Answer, model: str) -> dict[str, Any]:
         line = {"line": number, "id": f"batch_req_{number}", "custom_id": answer.custom_id}
         if written is None or error is not None:
             return {**line, "response": None, "error": {"code": code, "message": error}}
-        body = openai_body(request.form, number, model, written)
+        body = Reply(request.form, str(number), model).whole([written])
         response = {"status_code": 200, "request_id": f"req_{number}", "body": body}
         return {**line, "response": response, "error": None}
     line: dict[str, Any] = {"line": number}

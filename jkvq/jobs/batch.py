@@ -4,12 +4,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import jax
-
-from jkvq.engine.capacity import engine_limits
+from jkvq.engine.capacity import serving_limits
 from jkvq.engine.engine import Engine, Handle, require_llm
 from jkvq.engine.options import Options
-from jkvq.engine.prompt import encode_prompt
+from jkvq.engine.prompt import encode_prompt, strangers_prompt
 from jkvq.engine.writer import Generation
 from jkvq.jobs.requests import Request, read_request
 from jkvq.llm import LLM
@@ -17,9 +15,6 @@ from jkvq.support.arguments import shown
 from jkvq.support.errors import UserError
 
 _WINDOW = 2  # requests in the engine, in its slots: whoever ends is followed at once
-# Prompts per prefill step. With one a text is the same in any company, and so in a run that goes on
-# from another; on a GPU several are much faster, and rounding may turn a code.
-_PREFILL_ROWS = {"cpu": 1, "gpu": 8}
 
 
 @dataclass(frozen=True)
@@ -80,8 +75,7 @@ class Window:
 
     def __init__(self, llm: LLM, memory: float = 0.9, slots: int | None = None):
         require_llm(llm)
-        rows = _PREFILL_ROWS.get(jax.default_backend(), 1)
-        limits = engine_limits(llm, memory=memory, pages=None, slots=slots, prefill_rows=rows)
+        limits = serving_limits(llm, memory, slots)
         self._llm, self._engine = llm, Engine.of(llm, limits)
         self._size = _WINDOW * limits.slots
 
@@ -105,14 +99,10 @@ class Window:
     def _submit(self, index: int, request: Request) -> Handle:
         if request.prompt is None:
             raise UserError(request.error)
-        try:
+        with strangers_prompt():
             tokens = encode_prompt(
                 self._llm, request.prompt, request.options.chat, request.options.answer_start
             )
-        except UserError:
-            raise
-        except Exception as error:  # of the tokenizer or the chat template: nobody else's affair
-            raise UserError(f"the prompt cannot be turned into tokens: {error}") from None
         return self._engine.submit_tokens(tokens, request.options, f"line {index + 1}")
 
     def _ended(self, going: dict[int, Asked]) -> Iterator[tuple[Asked, Answer]]:

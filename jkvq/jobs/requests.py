@@ -3,12 +3,13 @@
 import dataclasses
 import json
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from jkvq.engine.options import Options, mixed_seed
 from jkvq.engine.prompt import Prompt, as_batch
-from jkvq.jobs.messages import read_messages
-from jkvq.jobs.openai import Form, openai_request
+from jkvq.jobs.openai import openai_request
+from jkvq.openai.body import Form
+from jkvq.openai.messages import read_messages
 from jkvq.support.arguments import shown
 from jkvq.support.errors import UserError, nearest
 
@@ -29,7 +30,7 @@ class Request:
     custom_id: as its author calls it.
     """
 
-    form: Form
+    form: Form | Literal["plain"]
     custom_id: str | int | None
     prompt: Prompt | None
     options: Options
@@ -47,7 +48,7 @@ def read_request(given: Any, number: int, defaults: Options) -> Request:
     """
     found = given if isinstance(given, dict) else {"prompt": given}
     is_openai = any(name in found for name in ("body", "url", "method"))
-    form: Form = "chat" if is_openai else "plain"
+    form: Form | Literal["plain"] = "chat" if is_openai else "plain"
     name = next((found[key] for key in _IDENTITY if found.get(key) is not None), None)
     custom_id = name if isinstance(name, str | int) and not isinstance(name, bool) else None
     seeded = dataclasses.replace(defaults, seed=mixed_seed(defaults.seed or 0, number))

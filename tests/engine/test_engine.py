@@ -192,6 +192,19 @@ def test_what_can_never_run_is_refused_at_once(tiny):
     assert len(engine.submit([1] * 52, max_new_tokens=13, ignore_eos=True).result().tokens) == 13
 
 
+def test_an_answer_gets_the_room_that_there_is():
+    engine = _engine(_llm("f32,page=8"), pages=8)
+    assert engine.budget(60, 4) == 4
+    room = engine.budget(60)  # as many as the pool has room for
+    assert len(engine.submit([1] * 60, max_new_tokens=room, ignore_eos=True).result().tokens) == 5
+    with pytest.raises(jkvq.UserError, match="never fit"):
+        engine.budget(60, room + 1)
+    with pytest.raises(jkvq.UserError, match="65 tokens of prompt and 1 of answer never fit"):
+        engine.budget(65)
+    roomy = _engine(_llm("f32,page=8"))
+    assert roomy.budget(1000) == roomy.budget(1000, 99) == CONFIG.context - 1000
+
+
 def test_memory_bounds_the_pools(tiny, monkeypatch):
     monkeypatch.setattr("jkvq.engine.capacity.free_bytes", lambda: 400_000)
     engine = Engine(tiny, memory=0.5, slots=4)

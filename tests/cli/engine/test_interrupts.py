@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from jkvq.cli.engine.interrupts import heeded, on_ctrl_c
+from jkvq.cli.engine.interrupts import heeded, on_ctrl_c, on_end
 
 COMMAND = """
 import signal, threading, time
@@ -46,6 +46,22 @@ def test_a_command_may_go_on_after_the_first_ctrl_c(then, said, code):
         assert process.wait() == code
 
 
+@pytest.mark.parametrize(("meanwhile", "goes_on"), [("on_end", True), ("on_ctrl_c", False)])
+def test_a_command_may_go_on_after_sigterm_if_it_says_so(meanwhile, goes_on):
+    command = COMMAND.replace("on_ctrl_c", meanwhile)
+    pipes: Any = dict.fromkeys(("stdin", "stdout"), subprocess.PIPE)
+    with subprocess.Popen([sys.executable, "-c", command], text=True, **pipes) as process:
+        assert process.stdin and process.stdout
+        assert process.stdout.readline() == "here\n"
+        process.send_signal(signal.SIGTERM)
+        assert process.stdout.readline() == ("goes on\n" if goes_on else "")
+        if goes_on:
+            process.stdin.write("wait\n")
+            process.stdin.flush()
+            process.send_signal(signal.SIGTERM)
+        assert process.wait() == -signal.SIGTERM
+
+
 def test_ctrl_c_is_heeded_once_and_only_meanwhile():
     assert not heeded()
     with on_ctrl_c(lambda: True):
@@ -53,6 +69,7 @@ def test_ctrl_c_is_heeded_once_and_only_meanwhile():
         assert not heeded()
     with on_ctrl_c(lambda: False):
         assert not heeded()
-    with on_ctrl_c(lambda: True):
-        pass
-    assert not heeded()
+    for meanwhile in (on_ctrl_c, on_end):
+        with meanwhile(lambda: True):
+            pass
+        assert not heeded()

@@ -1,0 +1,1 @@
+"""OpenAI's requests and answers, as batches and the server have them."""

@@ -1,0 +1,76 @@
+"""What the body of a request asks for."""
+
+from collections.abc import Collection, Mapping
+from typing import Any, Literal
+
+from jkvq.openai.messages import read_messages
+from jkvq.support.arguments import shown
+from jkvq.support.errors import UserError
+
+Form = Literal["chat", "completion"]
+
+URLS: dict[Form, str] = {"chat": "/v1/chat/completions", "completion": "/v1/completions"}
+_PROMPTS: dict[Form, str] = {"chat": "messages", "completion": "prompt"}
+_LIMITS = ("max_completion_tokens", "max_tokens")  # OpenAI's names of max_new_tokens
+_SAME = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed", "stop")
+# Fields that do not change the answer, whatever they are
+_IGNORED = (
+    *("model", "user", "metadata", "store", "service_tier", "safety_identifier"),
+    *("prompt_cache_key", "parallel_tool_calls"),
+)
+# Fields that not everyone has, by the values with which they ask for nothing
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "n": (1,),
+    "best_of": (1,),
+    "stream": (False,),
+    "echo": (False,),
+    "logprobs": (False,),
+    "top_logprobs": (0,),
+    "suffix": ("",),
+    "frequency_penalty": (0,),
+    "presence_penalty": (0,),
+    "logit_bias": ({},),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "modalities": (["text"],),
+    "response_format": ({"type": "text"},),
+}
+
+
+def read_body(
+    form: Form, body: Mapping[str, Any], also: Collection[str] = ()
+) -> tuple[Any, dict[str, Any]]:
+    """The prompt of a body, and the fields of `jkvq.Options` that it sets.
+
+    Whatever would change the answer and is not there is refused. Null is as good as left out.
+
+    Args:
+        form: of the answer.
+        body: as it was sent.
+        also: fields that the caller looks at itself.
+    """
+    given = {name: value for name, value in body.items() if value is not None}
+    part = _PROMPTS[form]
+    if part not in given:
+        raise UserError(f"the body has no {part}, which {URLS[form]} needs")
+    known = (part, *_LIMITS, *_SAME, *_IGNORED, *also)
+    for name, value in given.items():
+        if name not in known and not _asks_nothing(name, value):
+            allowed = "".join(f" or give {shown(each)}" for each in _NEUTRAL.get(name, ()))
+            raise UserError(
+                f"{name}={shown(value)}: jkvq does not have this; leave it out{allowed}"
+            )
+    options = {"temperature": 1.0, "chat": form == "chat"}  # OpenAI's default is 1
+    options |= {name: given[name] for name in _SAME if name in given}
+    limits = [given[name] for name in _LIMITS if name in given]
+    if limits:
+        options["max_new_tokens"] = limits[0]
+    return read_messages(given[part]) if form == "chat" else given[part], options
+
+
+def _asks_nothing(name: str, value: Any) -> bool:
+    # 0 is not False: logprobs=0 asks for those of the drawn tokens.
+    return any(
+        value == neutral and isinstance(value, bool) == isinstance(neutral, bool)
+        for neutral in _NEUTRAL.get(name, ())
+    )

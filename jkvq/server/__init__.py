@@ -1,0 +1,1 @@
+"""An engine behind OpenAI's interface over HTTP."""

@@ -1,0 +1,84 @@
+"""What the bodies of requests look like. What they may ask for is `jkvq.openai.body`'s to say."""
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from jkvq.support.arguments import INT32
+
+# Every token is looked at for all of them, between two tokens of everyone else.
+_Stop = Annotated[str, Field(max_length=1000)]
+_Stops = Annotated[list[_Stop], Field(max_length=16)]
+_Tokens = Annotated[int, Field(ge=1, le=INT32)]
+_MOST_TEXTS = 128  # of one prompt
+
+
+class _Body(BaseModel):
+    """Types are as JSON has them; other fields are looked at later."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+
+class StreamOptions(_Body):
+    """What a stream has besides the text."""
+
+    include_usage: bool | None = None
+
+
+class _Asked(_Body):
+    """What both kinds of requests may have."""
+
+    model: str | None = None
+    max_tokens: _Tokens | None = None
+    n: Annotated[int, Field(ge=1, le=_MOST_TEXTS)] | None = None
+    stop: _Stop | _Stops | None = None
+    seed: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+
+
+class ContentPart(_Body):
+    """A part of a message."""
+
+    type: str
+    text: str | None = None
+
+
+class Message(_Body):
+    """A message of a conversation."""
+
+    role: str
+    content: str | list[ContentPart]
+
+
+class ChatBody(_Asked):
+    """What /v1/chat/completions takes."""
+
+    messages: list[Message]
+    max_completion_tokens: _Tokens | None = None
+    logprobs: bool | None = None
+
+
+class CompletionBody(_Asked):
+    """What /v1/completions takes."""
+
+    prompt: str | list[str] | list[int] | list[list[int]]
+    logprobs: int | None = None
+
+
+class TokenizeBody(_Body):
+    """What /tokenize takes: a prompt as it is, or messages, which get the chat template."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[Message] | None = None
+
+
+def as_sent(body: _Body) -> dict[str, Any]:
+    """A body's fields, none but those that were sent."""
+    return body.model_dump(exclude_unset=True)

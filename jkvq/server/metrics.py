@@ -1,0 +1,91 @@
+"""What Prometheus may read."""
+
+from collections.abc import Callable, Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from jkvq.engine.engine import Stats
+from jkvq.engine.writer import Generation
+
+_FIRST = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)  # seconds
+_NEXT = (0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5)
+
+
+class Metrics:
+    """Figures of one server: those of its texts, and those that its engine keeps."""
+
+    def __init__(self):
+        self._registry = CollectorRegistry()
+        self._first = Histogram(
+            "jkvq_time_to_first_token_seconds",
+            "From a request to the first token of each of its texts, waiting included.",
+            buckets=_FIRST,
+            registry=self._registry,
+        )
+        self._next = Histogram(
+            "jkvq_time_per_token_seconds",
+            "Between two tokens, the mean of each text.",
+            buckets=_NEXT,
+            registry=self._registry,
+        )
+        self._texts = Counter(
+            "jkvq_texts",
+            "Texts that have ended, by what ended them.",
+            ["finish_reason"],
+            registry=self._registry,
+        )
+
+    def watch(self, stats: Callable[[], Stats]) -> None:
+        """Adds what an engine says of itself."""
+        self._registry.register(_EngineFigures(stats))
+
+    def first_token(self, seconds: float) -> None:
+        """Notes when a text began."""
+        self._first.observe(seconds)
+
+    def ended(self, written: Generation, seconds: float) -> None:
+        """Notes the end of a text, so many seconds after its first token."""
+        self._texts.labels(written.finish_reason).inc()
+        if len(written.tokens) > 1:
+            self._next.observe(seconds / (len(written.tokens) - 1))
+
+    def text(self) -> bytes:
+        """All of them, as Prometheus reads them."""
+        return generate_latest(self._registry)
+
+
+class _EngineFigures(Collector):
+    """An engine's `Stats`, as of when they are asked for."""
+
+    def __init__(self, stats: Callable[[], Stats]):
+        self._stats = stats
+
+    def describe(self) -> list[Metric]:
+        return []  # names are known when figures are
+
+    def collect(self) -> Iterator[Metric]:
+        stats = self._stats()
+        gauges = {
+            "running": (stats.running, "Texts that run."),
+            "waiting": (stats.waiting, "Texts that wait for a slot or for pages."),
+            "pool_bytes": (stats.pool_bytes, "Memory of both pools of pages."),
+        }
+        for name, (value, meaning) in gauges.items():
+            yield GaugeMetricFamily(f"jkvq_{name}", meaning, value)
+        used = GaugeMetricFamily("jkvq_pages_used", "Pages in use, by pool.", labels=["pool"])
+        pages = GaugeMetricFamily("jkvq_pages", "Pages that there are, by pool.", labels=["pool"])
+        for pool, counts in (("packed", stats.pages), ("exact", stats.exact_pages)):
+            for family, count in zip((used, pages), counts, strict=True):
+                family.add_metric([pool], count)
+        yield from (used, pages)
+        counters = {
+            "prefilled_tokens": (stats.prefilled_tokens, "Tokens of prompts that were computed."),
+            "cached_tokens": (stats.cached_tokens, "Tokens of prompts that were stored before."),
+            "drawn_tokens": (stats.drawn_tokens, "Tokens of answers."),
+            "preemptions": (stats.preemptions, "Texts that began again as pages were short."),
+            "evictions": (stats.evictions, "Stored prompts that made room for others."),
+        }
+        for name, (value, meaning) in counters.items():
+            yield CounterMetricFamily(f"jkvq_{name}", meaning, value)
