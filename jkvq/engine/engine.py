@@ -272,6 +272,7 @@ class Engine:
 
     def _burst(self, handles: list[tuple[Handle, int]], steps: int) -> None:
         limits, tables = self._scheduler.limits, self._scheduler.tables
+        steps = min(steps, max(handle.sequence.budget - first for handle, first in handles))
         keep, known = np.zeros(limits.slots, bool), nothing_known(limits.slots)
         longest = 0
         for handle, first in handles:

@@ -58,6 +58,17 @@ def test_an_engine_that_has_ended_everything_is_let_go():
         gc.enable()
 
 
+def test_no_step_is_launched_that_nobody_has_a_token_for(monkeypatch):
+    engine, steps = _engine(_llm("f32,page=8")), []
+    burst = engine._runner.burst
+    monkeypatch.setattr(
+        engine._runner, "burst", lambda *args: steps.append(args[-1]) or burst(*args)
+    )
+    engine._short, engine._long = 1, 4
+    assert len(engine.submit("Hello", max_new_tokens=8, ignore_eos=True).result().tokens) == 8
+    assert steps == [1, 4, 2]  # short as long as a prompt is read; its tick draws a token too
+
+
 @pytest.mark.parametrize("cache", CACHES)
 def test_a_text_does_not_depend_on_what_happens_to_it(cache):
     llm = _llm(cache)
