@@ -22,6 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jkvq.bench.shapes import made_up
+from jkvq.bench.steps import stream_bandwidth
 from jkvq.cache.basis import make_basis
 from jkvq.cache.layout import abstract_groups, pages_in_turn, pages_of_window
 from jkvq.cache.shape import CacheShape
@@ -84,16 +85,6 @@ def timed(call, state, *args, rounds: int = 10) -> float:
         state = jax.block_until_ready(chain(state, *args))
         times.append(time.perf_counter() - start)
     return min(times) / (rounds * CALLS) * 1e6
-
-
-def stream_bandwidth() -> float:
-    """Bytes a second that reading 4 GiB and adding them up reaches."""
-    data = jax.random.bits(jax.random.key(0), (1 << 30,), jnp.uint32)
-
-    def read(total, data):
-        return total + jnp.sum(data ^ total, dtype=jnp.uint32)
-
-    return data.nbytes / timed(read, jnp.uint32(0), data, rounds=1) * 1e6
 
 
 def copy_bandwidth() -> float:

@@ -175,10 +175,7 @@ class AffineKeys:
             found = [o.add(o.shl(total[i], 8), total[i + 1]) for i in (0, 2)]
             if part.worth > 1:
                 found = [o.mul(dot, o.i(part.worth)) for dot in found]
-            dots = (
-                found if dots is None else [o.add(*both) for both in zip(dots, found, strict=True)]
-            )
-        assert dots is not None
+            dots = [o.add(*both) for both in zip(dots, found, strict=True)]
         return dots
 
     def _row(self, codes: Value, number: int, x: int) -> list[Value]:

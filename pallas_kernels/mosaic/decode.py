@@ -15,7 +15,6 @@ from jaxtyping import Array, Float
 
 from jkvq.pallas_kernels.formats.packed import LayerIndex
 from jkvq.pallas_kernels.mosaic.program import (
-    SLOTS,
     Format,
     Program,
     ShiftNumbers,
@@ -41,7 +40,6 @@ def decode(
     programs = same_threads([_program(q, span, scale) for span in spans])
     blocks = [-(-each.shares * each.groups // each.teams.count) for each in programs]
     arrays = [_arrays(span) for span in spans]
-    barriers = [each.teams.count * 4 * SLOTS for each in programs]
 
     def block(layer, q, *refs, slots, barriers):
         def run(_, layer, q, *refs):
@@ -51,7 +49,7 @@ def decode(
             for number, program in enumerate(programs):
                 own, inputs = inputs[: len(arrays[number])], inputs[len(arrays[number]) :]
                 Warp(program, room, layer, q, own, outputs[2 * number : 2 * number + 2]).run()
-                room = room.after(4 * program.teams.count * 4 * SLOTS)
+                room = room.after(4 * program.barrier_words)
 
         all = (layer, q, *refs, slots, barriers)
         plgpu.inline_mgpu(arg_types=(plgpu.RefType(),) * len(all))(run)(*all)
@@ -63,7 +61,7 @@ def decode(
         out_type=[jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes],
         scratch_types={
             "slots": plgpu.SMEM((shared_bytes(programs),), jnp.uint8),
-            "barriers": plgpu.SMEM((sum(barriers),), jnp.int32),
+            "barriers": plgpu.SMEM((sum(each.barrier_words for each in programs),), jnp.int32),
         },
         compiler_params=plgpu.CompilerParams(
             lowering_semantics=plgpu.LoweringSemantics.Lane, unsafe_no_auto_barriers=True

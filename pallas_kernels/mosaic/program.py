@@ -176,6 +176,11 @@ class Program:
         return self.teams.count * self.teams.size // WARPS
 
     @property
+    def barrier_words(self) -> int:
+        """Of the barriers and counts of a block's rings."""
+        return 4 * SLOTS * self.teams.count
+
+    @property
     def warpgroup_bytes(self) -> int:
         """Of the slots of a warpgroup's teams."""
         return WARPS // self.teams.size * SLOTS * self.slot_bytes
