@@ -17,6 +17,7 @@ import numpy as np
 from jkvq.cache.layout import table_columns
 from jkvq.engine.capacity import engine_limits, pools_bytes
 from jkvq.engine.detokenize import TextStream
+from jkvq.engine.drawing.fit import require_fit, stop_tokens
 from jkvq.engine.options import Options, options_by_prompt
 from jkvq.engine.prompt import Prompt, as_batch, encode_prompt
 from jkvq.engine.runner import Runner, Start, nothing_known
@@ -217,6 +218,7 @@ class Engine:
         self, tokens: list[int], options: Options, label: str | None = None
     ) -> Handle:
         """Takes a prompt of checked tokens, with a seed; an error calls it by ``label``."""
+        require_fit(self.llm, options)
         llm, stops = self.llm, stop_tokens(self.llm, options)
         with self._lock:
             budget = self.budget(len(tokens), options.max_new_tokens)
@@ -329,14 +331,3 @@ def require_llm(llm: Any) -> None:
     """Refuses what has no cache to run with."""
     if not isinstance(llm, LLM):
         raise UserError(f"{shown(llm)} cannot generate: give what jkvq.load returns")
-
-
-def stop_tokens(llm: LLM, options: Options) -> frozenset[int]:
-    """The tokens that end a text, the model's own among them."""
-    for token in options.stop_tokens:
-        if token >= llm.config.vocab:
-            raise UserError(
-                f"stop_tokens: token {token} is outside the vocabulary of {llm.config.vocab} tokens"
-            )
-    own = frozenset() if options.ignore_eos else llm.tokenizer.stop_tokens
-    return frozenset({*options.stop_tokens, *own})

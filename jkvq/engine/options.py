@@ -3,7 +3,7 @@
 import dataclasses
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,8 @@ class Options:
     """What `generate` and `stream` take, checked when it is made.
 
     max_new_tokens: at most so many; the model's context may end the text earlier.
-    temperature, top_k, top_p, min_p, repetition_penalty: see `jkvq.engine.sampling.Sampling`.
+    temperature, top_k, top_p, min_p, repetition_penalty, frequency_penalty, presence_penalty,
+        logit_bias: see `jkvq.engine.sampling.Sampling`.
     seed: of the random stream, from 0 to 2**64 - 1; None draws a new one for each prompt. With one
         seed each prompt of a list has a stream of its own: the first has the seed itself, the
         others seeds made of it and their place, and `Generation.seed` is what gives that prompt the
@@ -37,6 +38,9 @@ class Options:
     top_p: float = 1.0
     min_p: float = 0.0
     repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
     seed: int | None = None
     stop: str | Sequence[str] | None = ()
     stop_tokens: Sequence[int] = ()
@@ -64,21 +68,17 @@ class Options:
     @property
     def sampling(self) -> Sampling:
         """How tokens are drawn."""
-        return Sampling(
-            self.repetition_penalty,
-            self.temperature,
-            self.top_k,
-            self.top_p,
-            self.min_p,
-            0 if self.seed is None else self.seed,
-        )
+        names = [rule.name for rule in dataclasses.fields(Sampling)]
+        rules: dict[str, Any] = {name: getattr(self, name) for name in names}
+        rules["seed"] = 0 if self.seed is None else self.seed
+        return Sampling(**rules)
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
         return tuple(self.stop or ())
 
 
-_NAMES = [field.name for field in dataclasses.fields(Options)]
+_NAMES = [each.name for each in dataclasses.fields(Options)]
 
 
 def options_by_prompt(

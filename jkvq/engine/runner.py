@@ -1,5 +1,6 @@
 """The device's side of an engine: the pools of pages, and what each slot's sequence is doing."""
 
+import dataclasses
 from collections.abc import Sequence as Listed
 from typing import NamedTuple
 
@@ -9,6 +10,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jkvq.cache.layout import KVCache, Sequences, empty_groups, table_columns
 from jkvq.cache.shape import CacheShape
+from jkvq.engine.drawing.adjust import Adjust
 from jkvq.engine.sampling import SamplerArrays, Sampling, draws_of
 from jkvq.engine.steps import BURST, Decoding, Drawn, decode_burst, join, prefill_chunk
 from jkvq.llm import LLM
@@ -73,9 +75,12 @@ class Runner:
         for start in filter(None, starts):
             self._sampling[start.slot] = start.sampling
         slot, stored, known = (jax.device_put(column) for column in ints.T.copy())
+        new = _state(llm, starts)
+        if self._adjusted(any(start.sampling.adjusts for start in starts if start)):
+            new = dataclasses.replace(new, adjust=_adjust(llm, starts))
         self._state, self._length, drawn = join(
             *(llm.config, llm.params, hidden, self._state, self._length),
-            *(slot, _state(llm, starts), stored, known),
+            *(slot, new, stored, known),
             draws_of(start.sampling for start in starts if start),
         )
         return drawn
@@ -88,7 +93,9 @@ class Runner:
         steps: int,
     ) -> Drawn:
         """Draws up to ``steps`` tokens of each slot to keep."""
-        llm, kept = self._llm, (self._sampling[slot] for slot in np.flatnonzero(keep))
+        llm, kept = self._llm, [self._sampling[slot] for slot in np.flatnonzero(keep)]
+        if not any(sampling.adjusts for sampling in kept):
+            self._state = dataclasses.replace(self._state, adjust=None)
         cache, self._state, drawn = decode_burst(
             *(llm.config, llm.params, llm.basis),
             self._cache(tables, self._length),
@@ -96,6 +103,13 @@ class Runner:
         )
         self._groups, self._length = cache.groups, cache.sequences.length
         return drawn
+
+    def _adjusted(self, asked: bool) -> bool:
+        """Whether scores are adjusted: from now on if that is ``asked`` for."""
+        if asked and self._state.adjust is None:
+            nobody = _adjust(self._llm, [None] * len(self._state.token))
+            self._state = dataclasses.replace(self._state, adjust=nobody)
+        return self._state.adjust is not None
 
     def _cache(self, tables: Int[np.ndarray, "2 B M"], length: Int[Array, " B"]) -> KVCache:
         """The pools under the tables of some sequences."""
@@ -130,5 +144,13 @@ def _state(llm: LLM, starts: Listed[Start | None]) -> Decoding:
         failed=jax.device_put(np.zeros(rows, bool)),
         seen=jax.device_put(seen),
         stop_tokens=jax.device_put(stops),
-        sampler=SamplerArrays.stack([start.sampling if start else Sampling() for start in starts]),
+        sampler=SamplerArrays.stack(_sampling(starts)),
     )
+
+
+def _adjust(llm: LLM, starts: Listed[Start | None]) -> Adjust:
+    return Adjust.start(_sampling(starts), llm.config.vocab)
+
+
+def _sampling(starts: Listed[Start | None]) -> list[Sampling]:
+    return [start.sampling if start else Sampling() for start in starts]

@@ -17,6 +17,7 @@ from jkvq.attention.pack import pack_due
 from jkvq.cache.basis import Basis
 from jkvq.cache.layout import PACK_EVERY, KVCache
 from jkvq.cache.specs.spec import CacheSpec
+from jkvq.engine.drawing.adjust import Adjust
 from jkvq.engine.forward import forward
 from jkvq.engine.sampling import Draws, SamplerArrays, sample
 from jkvq.models.config import ModelConfig
@@ -39,6 +40,7 @@ class Decoding:
     seen: Bool[Array, "B V"]  # tokens of the prompt and the text
     stop_tokens: Int[Array, "B E"]  # of each one, padded with -1
     sampler: SamplerArrays
+    adjust: Adjust | None = None  # while somebody asks for it
 
 
 @jax.tree_util.register_dataclass
@@ -125,15 +127,21 @@ def decode_burst(
     """
     run_layers = layer_by_layer if _on_cpu() else all_layers
     state = dataclasses.replace(state, active=_and(state.active, keep))
+    plain = _plain(state)
     if cache.spec.windowed:
-        cache = _pack(cache, basis, state, np.int32(limit), implementation)
-    known, burst = jax.device_put(known), _begin(state)
+        cache = _pack(cache, basis, plain, np.int32(limit), implementation)
+    known, burst = jax.device_put(known), _begin(plain)
     for _ in range(limit):
         if _on_cpu() and not np.asarray(state.active).any():
             break
-        hidden, cache = run_layers(config, params, basis, cache, state, implementation)
+        hidden, cache = run_layers(config, params, basis, cache, _plain(state), implementation)
         state, burst = _draw_next(config, params, hidden, state, known, burst, draws)
     return cache, state, burst.drawn
+
+
+def _plain(state: Decoding) -> Decoding:
+    """What the layers see, whose programs take long to compile, whoever is in the batch."""
+    return dataclasses.replace(state, adjust=None)
 
 
 def _on_cpu() -> bool:
@@ -220,7 +228,9 @@ def _draw(
     """Draws a token for each active sequence; its log-probability is the model's own."""
     before, active = state.made, state.active.astype(jnp.int32)
     failed = state.failed | (state.active & jnp.isnan(scores).any(-1))
-    token = sample(scores, state.seen, state.made, state.sampler, draws)
+    adjust = state.adjust
+    added = None if adjust is None else adjust.added(state.sampler)
+    token = sample(scores, state.seen, state.made, state.sampler, draws, added)
     token = jnp.where(known >= 0, known, token)
     token = jnp.where(state.active, token, state.token)
     chosen = jnp.take_along_axis(scores, token[:, None], axis=1)[:, 0]
@@ -234,6 +244,7 @@ def _draw(
         active=state.active & ~stopped & ~failed & (made < state.budget),
         failed=failed,
         seen=state.seen.at[row, token].set(True),
+        adjust=None if adjust is None else adjust.counted(token, state.active),
     )
     logprob = chosen - jax.nn.logsumexp(scores, axis=-1)
     drawn = Drawn(token[:, None], logprob[:, None], active, state.active, failed)

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from jkvq.engine.drawing.fit import require_fit
 from jkvq.engine.engine import Engine
 from jkvq.engine.options import Options, options_by_prompt
 from jkvq.engine.prompt import Prompt, as_batch, encode_prompt, strangers_prompt
@@ -41,6 +42,7 @@ class Asked:
             each = self.options[first * self.n : (first + 1) * self.n]
             with strangers_prompt():
                 tokens = encode_prompt(engine.llm, prompt, each[0].chat)
+            require_fit(engine.llm, each[0])
             budget = engine.budget(len(tokens), self.limit)
             found += [(tokens, dataclasses.replace(one, max_new_tokens=budget)) for one in each]
         return found

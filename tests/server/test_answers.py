@@ -66,6 +66,8 @@ def test_a_seed_gives_the_same_text_again_and_another_another(client):
         {"temperature": 2.0, "extra_body": {"top_k": 3}},
         {"temperature": 2.0, "extra_body": {"min_p": 0.2}},
         {"temperature": 0.0, "extra_body": {"repetition_penalty": 1.5}},
+        {"temperature": 0.0, "frequency_penalty": 2.0},
+        {"temperature": 0.0, "presence_penalty": 2.0},
     ],
 )
 def test_the_rules_of_drawing_reach_the_engine(served, client, options):
@@ -74,6 +76,13 @@ def test_the_rules_of_drawing_reach_the_engine(served, client, options):
     (expected,) = written(served, ["Hello"], max_new_tokens=12, seed=3, **rules)
     (plain,) = written(served, ["Hello"], max_new_tokens=12, seed=3, temperature=1.0)
     assert complete(client, **options).choices[0].text == expected.text != plain.text
+
+
+def test_a_bias_is_by_token(client):
+    found = complete(client, max_tokens=4, logit_bias={"44": 100})
+    tokens = client.completions.create(model="tiny", prompt=[44], max_tokens=1)
+    assert found.choices[0].text == found.choices[0].text[0] * 4
+    assert found.usage.completion_tokens == 4 and tokens.usage.prompt_tokens == 1
 
 
 def test_a_stop_string_ends_a_text_whole_or_streamed(served, client):
