@@ -11,6 +11,8 @@ from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from jkvq.support.arguments import INT32, number, refusal, whole
 
+MOST_TOPS = 20  # of the likeliest tokens that can be told; OpenAI's
+
 
 @dataclass(frozen=True)
 class Sampling:

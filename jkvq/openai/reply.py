@@ -31,13 +31,21 @@ class Reply:
     created: int = field(default_factory=lambda: int(time.time()))
 
     def whole(
-        self, written: Sequence[Generation], n: int = 1, logprobs: Sequence[Any] | None = None
+        self,
+        written: Sequence[Generation],
+        n: int = 1,
+        logprobs: Sequence[Any] | None = None,
+        echoes: Sequence[str] | None = None,
     ) -> dict[str, Any]:
-        """The answer to prompts with ``n`` texts each, which stand beside each other."""
+        """The answer to prompts with ``n`` texts each, which stand beside each other.
+
+        echoes: what each text begins with.
+        """
+        before = echoes or [""] * len(written)
         choices = [
             {
                 "index": index,
-                **self._text("message", each.text, {"role": "assistant"}),
+                **self._text("message", before[index] + each.text, {"role": "assistant"}),
                 "logprobs": logprobs[index] if logprobs else None,
                 "finish_reason": each.finish_reason,
             }

@@ -2,14 +2,14 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from fastapi import Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from jkvq.engine.writer import Generation
+from jkvq.engine.writer import Generation, Scores
 from jkvq.models.tokenizer import Tokenizer
 from jkvq.openai.logprobs import Logprobs
 from jkvq.openai.reply import Reply
@@ -21,10 +21,16 @@ _GONE = 499  # for the log: whoever asked does not listen any more
 
 
 class Answering:
-    """One request on its way: what it asks for, and the call that writes it."""
+    """One request on its way: what it asks for, and the call that writes it.
 
-    def __init__(self, asked: Asked, reply: Reply, call: Call, driver: Driver):
+    echoes: with what each text begins.
+    """
+
+    def __init__(
+        self, asked: Asked, reply: Reply, call: Call, driver: Driver, echoes: Sequence[str]
+    ):
         self._asked, self._reply, self._call, self._driver = asked, reply, call, driver
+        self._echoes = echoes
 
     async def whole(self, request: Request) -> Response:
         """The answer when all of it is there, unless the client goes before."""
@@ -34,26 +40,28 @@ class Answering:
             await asyncio.wait({written, gone}, return_when=asyncio.FIRST_COMPLETED)
             if not written.done():
                 return Response(status_code=_GONE)
-            results = written.result()
+            results, scores = written.result()
         finally:
             written.cancel()
             gone.cancel()
             self._driver.close(self._call)
-        logprobs = None
-        if self._asked.logprobs:
-            logprobs = [self._logprobs().next(each.tokens, each.logprobs) for each in results]
-        return JSONResponse(self._reply.whole(results, self._asked.n, logprobs))
+        logprobs = (
+            [self._logprobs().next(each) for each in scores] if self._asked.logprobs else None
+        )
+        return JSONResponse(self._reply.whole(results, self._asked.n, logprobs, self._echoes))
 
     def streamed(self) -> Response:
         """The answer in pieces, as they come."""
         return _Events(self._events(), self._driver, self._call)
 
-    async def _written(self) -> list[Generation]:
+    async def _written(self) -> tuple[list[Generation], list[Scores]]:
         found: dict[int, Generation] = {}
+        scores = [Scores() for _ in range(self._call.texts)]
         async for piece in self._call.pieces():
+            scores[piece.index].extend(piece.scores)
             if piece.generation is not None:
                 found[piece.index] = piece.generation
-        return [found[index] for index in range(self._call.texts)]
+        return [found[index] for index in range(self._call.texts)], scores
 
     async def _events(self) -> AsyncIterator[str]:
         logprobs = [self._logprobs() for _ in range(self._call.texts) if self._asked.logprobs]
@@ -63,10 +71,12 @@ class Answering:
         try:
             async for piece in self._call.pieces():
                 index, ended = piece.index, piece.generation
-                new = logprobs[index].next(piece.tokens, piece.logprobs) if logprobs else None
-                if piece.text or new or ended:  # not: half a character, or of a stop string
-                    reason, first = ended and ended.finish_reason, index not in begun
-                    chunk = self._reply.chunk(index, piece.text, reason, first=first, logprobs=new)
+                new = logprobs[index].next(piece.scores) if logprobs else None
+                first = index not in begun
+                text = self._echoes[index] * first + piece.text
+                if text or new or ended:  # not: half a character, or of a stop string
+                    reason = ended and ended.finish_reason
+                    chunk = self._reply.chunk(index, text, reason, first=first, logprobs=new)
                     begun.add(index)
                     yield _event({**chunk, **usage})
                 if ended is not None:

@@ -4,12 +4,14 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from jkvq.engine.sampling import MOST_TOPS
 from jkvq.support.arguments import INT32
 
 # Every token is looked at for all of them, between two tokens of everyone else.
 _Stop = Annotated[str, Field(max_length=1000)]
 _Stops = Annotated[list[_Stop], Field(max_length=16)]
 _Tokens = Annotated[int, Field(ge=1, le=INT32)]
+_Tops = Annotated[int, Field(ge=0, le=MOST_TOPS)]
 _MOST_TEXTS = 128  # of one prompt
 
 
@@ -29,7 +31,6 @@ class _Asked(_Body):
     """What both kinds of requests may have."""
 
     model: str | None = None
-    max_tokens: _Tokens | None = None
     n: Annotated[int, Field(ge=1, le=_MOST_TEXTS)] | None = None
     stop: _Stop | _Stops | None = None
     seed: int | None = None
@@ -64,15 +65,19 @@ class ChatBody(_Asked):
     """What /v1/chat/completions takes."""
 
     messages: list[Message]
+    max_tokens: _Tokens | None = None
     max_completion_tokens: _Tokens | None = None
     logprobs: bool | None = None
+    top_logprobs: _Tops | None = None
 
 
 class CompletionBody(_Asked):
     """What /v1/completions takes."""
 
     prompt: str | list[str] | list[int] | list[list[int]]
-    logprobs: int | None = None
+    max_tokens: Annotated[int, Field(ge=0, le=INT32)] | None = None
+    logprobs: _Tops | None = None
+    echo: bool | None = None
 
 
 class TokenizeBody(_Body):

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from jkvq.engine.engine import Engine, Handle
 from jkvq.engine.options import Options
-from jkvq.engine.writer import Generation
+from jkvq.engine.writer import Generation, Scores
 from jkvq.server.errors import ApiError
 from jkvq.server.metrics import Metrics
 
@@ -29,8 +29,7 @@ class Piece:
 
     index: int
     text: str
-    tokens: list[int]
-    logprobs: list[float]
+    scores: Scores  # of the prompt too, first of all, if they were asked for
     generation: Generation | None
 
 
@@ -219,14 +218,13 @@ class Driver:
 
     def _piece(self, going: _Going) -> Piece:
         handle, writer = going.handle, going.handle.writer
-        new = slice(going.given, len(writer.tokens))
-        going.given = new.stop
+        scores = writer.scores(going.given)
+        going.given = len(writer.tokens)
         if handle.done:
             del self._going[handle.number]
         return Piece(
             going.index,
             writer.new_text(),
-            writer.tokens[new],
-            writer.logprobs[new],
+            scores,
             handle.result() if handle.done else None,
         )

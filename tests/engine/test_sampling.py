@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import jkvq
-from jkvq.engine.drawing.adjust import Adjust
+from jkvq.engine.drawing.adjust import Adjust, all_allowed
 from jkvq.engine.sampling import SamplerArrays, Sampling, draws_of, sample
 
 LOGITS = np.array([1.2, -0.3, 2.0, 0.5, -1.5, 2.0, 0.1, -4.0])
@@ -54,7 +54,7 @@ def _draw(rules: Sampling, seen=()) -> np.ndarray:
     marked[0, list(seen)] = True
     logits = LOGITS.astype(np.float32)[None]
     steps = np.arange(DRAWS)[:, None]
-    adjust = Adjust.start([rules], len(LOGITS))
+    adjust = Adjust.start([rules], all_allowed(1, len(LOGITS)), len(LOGITS))
     for token in seen:
         adjust = adjust.counted(jnp.array([token]), jnp.array([True]))
     adjust = adjust.counted(jnp.array([7]), jnp.array([False]))  # draws nothing

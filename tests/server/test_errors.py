@@ -54,7 +54,9 @@ def error_of(response: httpx.Response, status: int) -> dict[str, Any]:
         ),
         ({"logit_bias": {"257": 1}}, None, "logit_bias: token 257 is outside the vocabulary"),
         ({"presence_penalty": 2.5}, "presence_penalty", "2.5: a number from -2 to 2; 0 is off"),
-        ({"top_logprobs": 2, "logprobs": True}, "top_logprobs", "leave it out or give 0"),
+        ({"top_logprobs": 2}, None, "top_logprobs goes with logprobs=true"),
+        ({"top_logprobs": 21, "logprobs": True}, "top_logprobs", "less than or equal to 20"),
+        ({"echo": True}, "echo", "jkvq does not have this; leave it out or give False"),
         ({"unheard_of": 1}, "unheard_of", "unheard_of=1: jkvq does not have this"),
         ({"unheard\ud800of": 1}, None, "send a JSON object, in valid Unicode"),
     ],
@@ -70,10 +72,10 @@ def test_a_bad_field_is_refused_with_a_sentence(served, change, param, sentence)
 @pytest.mark.parametrize(
     ("change", "param"),
     [
-        ({"echo": True}, "echo"),
+        ({"max_tokens": 0}, "max_tokens"),
         ({"suffix": "a"}, "suffix"),
         ({"best_of": 2}, "best_of"),
-        ({"logprobs": 1}, "logprobs"),
+        ({"logprobs": 21}, "logprobs"),
         ({"prompt": [[1], ["a"]]}, "prompt"),
         ({"prompt": [999]}, None),
     ],

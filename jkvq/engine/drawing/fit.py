@@ -1,5 +1,6 @@
 """Whether a model can do what options ask for."""
 
+from jkvq.engine.drawing.grammar import require_grammar
 from jkvq.engine.options import Options
 from jkvq.llm import LLM
 from jkvq.support.errors import UserError
@@ -13,6 +14,8 @@ def require_fit(llm: LLM, options: Options) -> None:
                 raise UserError(
                     f"{name}: token {token} is outside the vocabulary of {llm.config.vocab} tokens"
                 )
+    if options.grammar is not None:
+        require_grammar(llm.tokenizer, llm.config.vocab, options.grammar)
 
 
 def stop_tokens(llm: LLM, options: Options) -> frozenset[int]:
