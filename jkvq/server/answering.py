@@ -11,6 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from jkvq.engine.writer import Generation, Scores
 from jkvq.models.tokenizer import Tokenizer
+from jkvq.openai.calls import CallReader, Said, whole_calls
 from jkvq.openai.logprobs import Logprobs
 from jkvq.openai.reply import Reply
 from jkvq.server.asked import Asked
@@ -30,7 +31,7 @@ class Answering:
         self, asked: Asked, reply: Reply, call: Call, driver: Driver, echoes: Sequence[str]
     ):
         self._asked, self._reply, self._call, self._driver = asked, reply, call, driver
-        self._echoes = echoes
+        self._texts = [_Text(echo, CallReader() if asked.tools else None) for echo in echoes]
 
     async def whole(self, request: Request) -> Response:
         """The answer when all of it is there, unless the client goes before."""
@@ -48,7 +49,8 @@ class Answering:
         logprobs = (
             [self._logprobs().next(each) for each in scores] if self._asked.logprobs else None
         )
-        return JSONResponse(self._reply.whole(results, self._asked.n, logprobs, self._echoes))
+        said = [text.whole(each.text) for text, each in zip(self._texts, results, strict=True)]
+        return JSONResponse(self._reply.whole(results, self._asked.n, logprobs, said))
 
     def streamed(self) -> Response:
         """The answer in pieces, as they come."""
@@ -72,11 +74,13 @@ class Answering:
             async for piece in self._call.pieces():
                 index, ended = piece.index, piece.generation
                 new = logprobs[index].next(piece.scores) if logprobs else None
-                first = index not in begun
-                text = self._echoes[index] * first + piece.text
-                if text or new or ended:  # not: half a character, or of a stop string
-                    reason = ended and ended.finish_reason
-                    chunk = self._reply.chunk(index, text, reason, first=first, logprobs=new)
+                text = self._texts[index]
+                said = text.said(piece.text, ended=ended is not None)
+                # Not: half a character, or what may become a stop string or a call
+                if said.content or said.calls or new or ended:
+                    reason, how = ended and ended.finish_reason, {"called": text.called}
+                    how |= {"first": index not in begun}
+                    chunk = self._reply.chunk(index, said, reason, logprobs=new, **how)
                     begun.add(index)
                     yield _event({**chunk, **usage})
                 if ended is not None:
@@ -95,6 +99,28 @@ class Answering:
     @property
     def _tokenizer(self) -> Tokenizer:
         return self._driver.engine.llm.tokenizer
+
+
+class _Text:
+    """What one text comes to: with its echo before it, and calls of tools taken out."""
+
+    def __init__(self, echo: str, calls: CallReader | None):
+        self._echo, self._calls = echo, calls
+
+    @property
+    def called(self) -> bool:
+        """Whether it has called a tool."""
+        return self._calls is not None and self._calls.calls > 0
+
+    def said(self, text: str, *, ended: bool) -> Said:
+        """What is new with some more of it."""
+        text, self._echo = self._echo + text, ""
+        return Said(text) if self._calls is None else self._calls.read(text, ended=ended)
+
+    def whole(self, text: str) -> Said:
+        """All of it."""
+        said = self.said(text, ended=True)
+        return Said(said.content, whole_calls(said.calls))
 
 
 class _Events(StreamingResponse):

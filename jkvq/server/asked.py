@@ -10,12 +10,16 @@ from jkvq.engine.options import Options, options_by_prompt
 from jkvq.engine.prompt import Prompt, as_batch, encode_prompt, strangers_prompt
 from jkvq.models.tokenizer import Tokenizer
 from jkvq.openai.body import Form, read_body
+from jkvq.openai.tools import FIELDS, Tools, read_tools
 from jkvq.server.bodies import ChatBody, CompletionBody, as_sent
 from jkvq.support.errors import UserError
 
 # What is looked at here
 _OWN = ("n", "stream", "stream_options", "logprobs")
-_OWN_OF: dict[Form, str] = {"chat": "top_logprobs", "completion": "echo"}
+_OWN_OF: dict[Form, tuple[str, ...]] = {
+    "chat": ("top_logprobs", *FIELDS),
+    "completion": ("echo",),
+}
 _COMPLETION_TOKENS = 16  # OpenAI's, of those who do not say
 
 
@@ -28,6 +32,7 @@ class Asked:
     limit: tokens of each answer; None is as many as there is room for.
     usage: a stream ends with the number of tokens.
     echo: the prompt is the beginning of the answer.
+    tools: what the answer may call.
     """
 
     form: Form
@@ -39,6 +44,7 @@ class Asked:
     usage: bool
     logprobs: bool
     echo: bool
+    tools: Tools | None
 
     def encoded(self, engine: Engine) -> list[tuple[list[int], Options]]:
         """The prompt of each text as tokens, with its options; refuses what can never run."""
@@ -46,7 +52,8 @@ class Asked:
         for first, prompt in enumerate(self.prompts):
             each = self.options[first * self.n : (first + 1) * self.n]
             with strangers_prompt():
-                tokens = encode_prompt(engine.llm, prompt, each[0].chat)
+                tools = self.tools.listed if self.tools else ()
+                tokens = encode_prompt(engine.llm, prompt, each[0].chat, tools=tools)
             require_fit(engine.llm, each[0])
             budget = engine.budget(len(tokens), self.limit or None)
             budget = 0 if self.limit == 0 else budget
@@ -68,7 +75,8 @@ class Asked:
 
 def read_asked(form: Form, body: ChatBody | CompletionBody) -> Asked:
     """What a body asks for; whatever is not there is refused."""
-    prompt, changes = read_body(form, as_sent(body), also=(*_OWN, _OWN_OF[form]))
+    sent = as_sent(body)
+    prompt, changes = read_body(form, sent, also=(*_OWN, *_OWN_OF[form]))
     prompts, _ = as_batch(prompt)
     limit = changes.pop("max_new_tokens", None if form == "chat" else _COMPLETION_TOKENS)
     n, (logprobs, tops) = body.n or 1, _logprobs(body)
@@ -78,11 +86,16 @@ def read_asked(form: Form, body: ChatBody | CompletionBody) -> Asked:
             "max_tokens=0: 1 or more, or echo=true too, which asks for the prompt alone"
         )
     changes |= {"top_logprobs": tops, "prompt_logprobs": echo and (logprobs or limit == 0)}
+    tools = read_tools(sent) if form == "chat" else None
+    if tools is not None:
+        if changes.get("grammar") is not None:
+            raise UserError("response_format goes without tools: leave one of them out")
+        changes["grammar"] = tools.grammar
     usage = body.stream_options is not None and bool(body.stream_options.include_usage)
     if body.stream_options is not None and not body.stream:
         raise UserError("stream_options goes with stream=true: give both or neither")
     options = options_by_prompt(None, changes, len(prompts) * n)
-    return Asked(form, prompts, options, limit, n, bool(body.stream), usage, logprobs, echo)
+    return Asked(form, prompts, options, limit, n, bool(body.stream), usage, logprobs, echo, tools)
 
 
 def _logprobs(body: ChatBody | CompletionBody) -> tuple[bool, int]:

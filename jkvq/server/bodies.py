@@ -58,7 +58,31 @@ class Message(_Body):
     """A message of a conversation."""
 
     role: str
-    content: str | list[ContentPart]
+    content: str | list[ContentPart] | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+    tool_call_id: str | None = None
+
+
+class Function(_Body):
+    """A function that a chat may call."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class Tool(_Body):
+    """What a chat may call: a function."""
+
+    type: str
+    function: Function
+
+
+class ResponseFormat(_Body):
+    """What a chat's answer must look like: text, json_object or json_schema."""
+
+    type: str
+    json_schema: dict[str, Any] | None = None
 
 
 class ChatBody(_Asked):
@@ -69,6 +93,10 @@ class ChatBody(_Asked):
     max_completion_tokens: _Tokens | None = None
     logprobs: bool | None = None
     top_logprobs: _Tops | None = None
+    response_format: ResponseFormat | None = None
+    tools: list[Tool] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
 
 
 class CompletionBody(_Asked):

@@ -18,6 +18,17 @@ HELLO = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 2}
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
 
+JSON = {"type": "json_object"}
+
+
+def tool(name: str, parameters: Any = None) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+
+def schema(given: Any) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "x", "schema": given}}
+
+
 def error_of(response: httpx.Response, status: int) -> dict[str, Any]:
     assert response.status_code == status, response.text
     (name, error), *others = response.json().items()
@@ -31,7 +42,6 @@ def error_of(response: httpx.Response, status: int) -> dict[str, Any]:
     [
         ({"messages": []}, "messages", "messages=[]: a list of at least one message is needed"),
         ({"messages": 5}, "messages", "messages=5: a valid list"),
-        ({"messages": [{"role": "user"}]}, "messages", "messages[0] has no content"),
         ({"messages": [{"role": 5, "content": "a"}]}, "messages", "messages[0].role=5: a valid"),
         ({"messages": [{"role": "user", "content": ""}], "stop": ""}, "stop", "stop=''"),
         ({"temperature": "hot"}, "temperature", "temperature='hot': a valid number"),
@@ -44,8 +54,23 @@ def error_of(response: httpx.Response, status: int) -> dict[str, Any]:
         ({"stop": 5}, "stop", "stop=5: a valid string or a valid list"),
         ({"stop": ["a"] * 17}, "stop", "at most 16 items"),
         ({"stream_options": {}}, None, "stream_options goes with stream=true"),
-        ({"tools": [{"type": "function"}]}, "tools", "jkvq does not have this; leave it out"),
-        ({"response_format": {"type": "json_object"}}, "response_format", "give {'type': 'text'}"),
+        ({"tools": [{"type": "function"}]}, "tools", "tools[0] has no function"),
+        ({"tools": [{"type": "x", "function": {"name": "f"}}]}, "tools", 'each is {"type": "func'),
+        ({"tools": [tool("a b")]}, "tools", "tools='a b': a function's name is letters"),
+        ({"tools": [tool("f"), tool("f")]}, "tools", "each with a name of its own"),
+        ({"tools": [tool("f", {"type": "array"})]}, "tools", "parameters are the schema of an ob"),
+        ({"tools": [tool("f", {"properties": 5})]}, None, "the grammar or schema cannot be used"),
+        ({"tools": [tool("f")], "tool_choice": "g"}, "tool_choice", "auto, required, none"),
+        ({"tools": [tool("f")], "tool_choice": {"type": "function"}}, "tool_choice", "no function"),
+        ({"tool_choice": "required"}, "tool_choice", "there are no tools to choose from"),
+        ({"tools": [tool("f")], "response_format": JSON}, None, "response_format goes without"),
+        ({"response_format": {"type": "xml"}}, "response_format", "the types are text, and in a"),
+        ({"response_format": {"type": "json_schema"}}, "response_format", 'has a "schema"'),
+        ({"response_format": schema({"type": "foo"})}, None, "cannot be used: Invalid type: foo"),
+        ({"response_format": JSON, "ignore_eos": True}, None, "ends where that does"),
+        ({"messages": [{"role": "user"}]}, None, "role and content are needed"),
+        ({"messages": [{"role": "user", "content": "a", "tool_calls": []}]}, None, "a message wit"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "tool_calls", "a call has a f"),
         ({"logit_bias": {"five": 1}}, "logit_bias", "an object of tokens and numbers such as"),
         (
             {"logit_bias": {"5": 101}},
