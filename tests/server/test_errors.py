@@ -67,7 +67,7 @@ def error_of(response: httpx.Response, status: int) -> dict[str, Any]:
         ({"response_format": {"type": "xml"}}, "response_format", "the types are text, and in a"),
         ({"response_format": {"type": "json_schema"}}, "response_format", 'has a "schema"'),
         ({"response_format": schema({"type": "foo"})}, None, "cannot be used: Invalid type: foo"),
-        ({"response_format": JSON, "ignore_eos": True}, None, "ends where that does"),
+        ({"response_format": JSON, "ignore_eos": True}, "ignore_eos", "ends where that does"),
         ({"messages": [{"role": "user"}]}, None, "role and content are needed"),
         ({"messages": [{"role": "user", "content": "a", "tool_calls": []}]}, None, "a message wit"),
         ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "tool_calls", "a call has a f"),

@@ -72,7 +72,7 @@ def test_tools_are_called_whole_or_streamed(client, choice):
     # What was called can be answered, and the conversation goes on.
     messages = [*HELLO, whole.message, {"role": "tool", "tool_call_id": call.id, "content": "7"}]
     again = client.chat.completions.create(
-        model="tiny", messages=messages, tools=TOOLS, max_tokens=3
+        model="tiny", messages=messages, tools=TOOLS[:1], max_tokens=3
     )
     assert again.usage.prompt_tokens > 300  # the tools are told
 
