@@ -1,6 +1,6 @@
 """What the bodies of requests look like. What they may ask for is `jkvq.openai.body`'s to say."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -66,7 +66,7 @@ class Message(_Body):
 class Function(_Body):
     """A function that a chat may call."""
 
-    name: str
+    name: Annotated[str, Field(pattern="^[a-zA-Z0-9_-]{1,64}$")]
     description: str | None = None
     parameters: dict[str, Any] | None = None
 
@@ -74,14 +74,27 @@ class Function(_Body):
 class Tool(_Body):
     """What a chat may call: a function."""
 
-    type: str
+    type: Literal["function"]
     function: Function
 
 
-class ResponseFormat(_Body):
-    """What a chat's answer must look like: text, json_object or json_schema."""
+class Named(_Body):
+    """A function by its name."""
 
-    type: str
+    name: str
+
+
+class Chosen(_Body):
+    """The tool that must be called."""
+
+    type: Literal["function"]
+    function: Named
+
+
+class ResponseFormat(_Body):
+    """What a chat's answer must look like."""
+
+    type: Literal["text", "json_object", "json_schema"]
     json_schema: dict[str, Any] | None = None
 
 
@@ -94,8 +107,8 @@ class ChatBody(_Asked):
     logprobs: bool | None = None
     top_logprobs: _Tops | None = None
     response_format: ResponseFormat | None = None
-    tools: list[Tool] | None = None
-    tool_choice: str | dict[str, Any] | None = None
+    tools: Annotated[list[Tool], Field(max_length=128)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | Chosen | None = None
     parallel_tool_calls: bool | None = None
 
 

@@ -19,6 +19,7 @@ CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
 
 JSON = {"type": "json_object"}
+CHOICE = {"type": "function", "function": {"name": "g"}}
 
 
 def tool(name: str, parameters: Any = None) -> dict[str, Any]:
@@ -55,16 +56,16 @@ def error_of(response: httpx.Response, status: int) -> dict[str, Any]:
         ({"stop": ["a"] * 17}, "stop", "at most 16 items"),
         ({"stream_options": {}}, None, "stream_options goes with stream=true"),
         ({"tools": [{"type": "function"}]}, "tools", "tools[0] has no function"),
-        ({"tools": [{"type": "x", "function": {"name": "f"}}]}, "tools", 'each is {"type": "func'),
-        ({"tools": [tool("a b")]}, "tools", "tools='a b': a function's name is letters"),
-        ({"tools": [tool("f"), tool("f")]}, "tools", "each with a name of its own"),
+        ({"tools": [{**tool("f"), "type": "x"}]}, "tools", "tools[0].type='x': 'function'"),
+        ({"tools": [tool("a b")]}, "tools", "tools[0].function.name='a b': String should match"),
+        ({"tools": [tool("f"), tool("f")]}, "tools", "each function has a name of its own"),
         ({"tools": [tool("f", {"type": "array"})]}, "tools", "parameters are the schema of an ob"),
         ({"tools": [tool("f", {"properties": 5})]}, None, "the grammar or schema cannot be used"),
-        ({"tools": [tool("f")], "tool_choice": "g"}, "tool_choice", "auto, required, none"),
-        ({"tools": [tool("f")], "tool_choice": {"type": "function"}}, "tool_choice", "no function"),
+        ({"tools": [tool("f")], "tool_choice": "g"}, "tool_choice", "'none', 'auto' or 'requ"),
+        ({"tools": [tool("f")], "tool_choice": CHOICE}, "tool_choice", "no function of that"),
         ({"tool_choice": "required"}, "tool_choice", "there are no tools to choose from"),
         ({"tools": [tool("f")], "response_format": JSON}, None, "response_format goes without"),
-        ({"response_format": {"type": "xml"}}, "response_format", "the types are text, and in a"),
+        ({"response_format": {"type": "xml"}}, "response_format", "'json_object' or 'json_schema'"),
         ({"response_format": {"type": "json_schema"}}, "response_format", 'has a "schema"'),
         ({"response_format": schema({"type": "foo"})}, None, "cannot be used: Invalid type: foo"),
         ({"response_format": JSON, "ignore_eos": True}, "ignore_eos", "ends where that does"),

@@ -1,5 +1,7 @@
 """lm-evaluation-harness finds over HTTP what it finds with transformers and the same weights."""
 
+from typing import Any
+
 import pytest
 
 from tests.evaluation import test_lm_eval as harness  # which is skipped where there is none
@@ -12,7 +14,7 @@ folder, llm, theirs, tasks = harness.folder, harness.llm, harness.theirs, harnes
 def test_local_completions_finds_the_same_as_the_harness_s_own_model(folder, llm, theirs, tasks):
     manager = harness.TaskManager(include_path=str(tasks), include_defaults=False)
     asked = {"tasks": ["choice", "sums", "free"], "task_manager": manager, "bootstrap_iters": 0}
-    expected = harness.simple_evaluate(theirs, **asked) or {}
+    expected: Any = harness.simple_evaluate(theirs, **asked)
     with running(llm) as served:
         model_args = {
             "base_url": f"{served.address}/v1/completions",
@@ -22,7 +24,7 @@ def test_local_completions_finds_the_same_as_the_harness_s_own_model(folder, llm
             "max_length": harness.MOST,
             "batch_size": 3,
         }
-        found = harness.simple_evaluate("local-completions", model_args=model_args, **asked) or {}
+        found: Any = harness.simple_evaluate("local-completions", model_args=model_args, **asked)
     for task, metrics in expected["results"].items():
         numbers = {name: value for name, value in metrics.items() if isinstance(value, float)}
         assert numbers == pytest.approx({name: found["results"][task][name] for name in numbers})
