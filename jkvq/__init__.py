@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from jkvq.cache.specs.spec import CacheSpec, SideSpec
     from jkvq.cache.specs.spec_text import parse_spec
     from jkvq.calibration.artefact import Artefact, load_artefact
-    from jkvq.engine.engine import Engine, Handle
+    from jkvq.engine.engine import Engine
     from jkvq.engine.generate import Piece, generate, stream
     from jkvq.engine.options import Options
-    from jkvq.engine.writer import Generation
+    from jkvq.engine.writer import Generation, Handle
     from jkvq.jobs.batch import Answer, batch
     from jkvq.llm import LLM, with_cache
     from jkvq.loading.calibrate import calibrate
@@ -61,10 +61,10 @@ _HOMES = {
     "jkvq.cache.specs.spec": ("CacheSpec", "SideSpec"),
     "jkvq.cache.specs.spec_text": ("parse_spec",),
     "jkvq.calibration.artefact": ("Artefact", "load_artefact"),
-    "jkvq.engine.engine": ("Engine", "Handle"),
+    "jkvq.engine.engine": ("Engine",),
     "jkvq.engine.generate": ("Piece", "generate", "stream"),
     "jkvq.engine.options": ("Options",),
-    "jkvq.engine.writer": ("Generation",),
+    "jkvq.engine.writer": ("Generation", "Handle"),
     "jkvq.jobs.batch": ("Answer", "batch"),
     "jkvq.llm": ("LLM", "with_cache"),
     "jkvq.loading.calibrate": ("calibrate",),

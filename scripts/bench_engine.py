@@ -18,8 +18,9 @@ from jkvq.bench.shapes import SHAPES, random_model, with_any_cache
 from jkvq.bench.steps import time_decode
 from jkvq.cache.layout import pages_for
 from jkvq.cache.specs.spec_text import parse_spec
-from jkvq.engine.engine import Engine, Handle
+from jkvq.engine.engine import Engine
 from jkvq.engine.options import Options
+from jkvq.engine.writer import Handle
 from jkvq.llm import LLM
 from jkvq.support.compile_clock import compile_seconds
 

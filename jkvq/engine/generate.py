@@ -6,10 +6,10 @@ from typing import Any, overload
 
 from jkvq.engine.capacity import call_limits
 from jkvq.engine.drawing.fit import require_fit
-from jkvq.engine.engine import Engine, Handle, require_llm
+from jkvq.engine.engine import Engine, require_llm
 from jkvq.engine.options import Options, options_by_prompt
 from jkvq.engine.prompt import Prompt, as_batch, encode_prompt
-from jkvq.engine.writer import Generation
+from jkvq.engine.writer import Generation, Handle
 from jkvq.llm import LLM
 from jkvq.support.errors import UserError
 from jkvq.support.progress import note

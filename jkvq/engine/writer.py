@@ -163,11 +163,10 @@ class Writer:
             self.tokens.append(token)
             self.logprobs.append(logprobs[place])
             self.tops += tops[place : place + 1]
-            complete = token in self._stops
-            if not complete:
+            complete = self.matcher is not None and self.matcher.take(token)
+            if token not in self._stops:
                 self._stream.add(token)
-                complete = self.matcher is not None and self.matcher.take(token)
-            if complete or self._stream.stopped:
+            if complete or token in self._stops or self._stream.stopped:
                 self._reason = "stop"
                 break
         if failed and self._reason == "length":

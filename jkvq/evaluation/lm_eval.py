@@ -13,8 +13,9 @@ from lm_eval.api.model import TemplateLM
 from lm_eval.models.utils import normalize_gen_kwargs
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
-from jkvq.engine.engine import Engine, Handle, require_llm
+from jkvq.engine.engine import Engine, require_llm
 from jkvq.engine.options import Options, mixed_seed
+from jkvq.engine.writer import Handle
 from jkvq.evaluation.likelihood import Ending, likelihoods
 from jkvq.llm import LLM
 from jkvq.models.tokenizer import Message

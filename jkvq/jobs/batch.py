@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from jkvq.engine.capacity import serving_limits
-from jkvq.engine.engine import Engine, Handle, require_llm
+from jkvq.engine.engine import Engine, require_llm
 from jkvq.engine.options import Options
 from jkvq.engine.prompt import encode_prompt, strangers_prompt
-from jkvq.engine.writer import Generation
+from jkvq.engine.writer import Generation, Handle
 from jkvq.jobs.requests import Request, read_request
 from jkvq.llm import LLM
 from jkvq.support.arguments import shown

@@ -12,9 +12,9 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from jkvq.engine.engine import Engine, Handle
+from jkvq.engine.engine import Engine
 from jkvq.engine.options import Options
-from jkvq.engine.writer import Generation, Scores
+from jkvq.engine.writer import Generation, Handle, Scores
 from jkvq.server.errors import ApiError
 from jkvq.server.metrics import Metrics
 

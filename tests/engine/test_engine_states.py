@@ -11,8 +11,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from jkvq.cache.layout import pages_of_window
 from jkvq.engine import engine as engine_module
-from jkvq.engine.engine import Engine, Handle
+from jkvq.engine.engine import Engine
 from jkvq.engine.options import Options
+from jkvq.engine.writer import Handle
 from jkvq.scheduling.scheduler import Limits
 from tests.engine.fake_runner import FakeRunner, expected_text
 from tests.tiny import EOS, tiny_llm

@@ -79,3 +79,12 @@ def test_a_grammar_that_is_none_is_refused(engine, grammar, sentence):
         engine.submit([5], grammar=grammar)
     with pytest.raises(jkvq.UserError, match="a text with a grammar ends where that does"):
         engine.submit([5], grammar="start: /a/", ignore_eos=True)
+
+
+def test_a_grammar_that_fails_is_its_own_error(engine, monkeypatch):
+    asked = {"max_new_tokens": 10, "grammar": json_grammar(SCHEMA)}
+    bad, good = engine.submit([5], **asked), engine.submit([5], **asked)
+    monkeypatch.setattr(bad.writer.matcher, "take", lambda token: 1 / 0)
+    assert "cannot be written: division by zero" in (bad.result().error or "")
+    assert good.result().text.startswith('{"age": ') and good.result().error is None
+    assert engine.stats.running == 0
