@@ -6,8 +6,8 @@ from typing import NamedTuple
 import jax.numpy as jnp
 
 from jkvq.pallas_kernels.formats.codecs import AffineCodec, Codec, DigitCodec, FloatCodec
-from jkvq.pallas_kernels.mosaic.affine import AffineKeys, AffineValues, parts_of
-from jkvq.pallas_kernels.mosaic.floats import FloatKeys, FloatValues, kind_of
+from jkvq.pallas_kernels.mosaic.sides.affine_keys import AffineKeys, AffineValues, parts_of
+from jkvq.pallas_kernels.mosaic.sides.floats import FloatKeys, FloatValues, kind_of
 from jkvq.pallas_kernels.mosaic.ring import Side
 from jkvq.pallas_kernels.mosaic.tile import HEADS, Tile
 from jkvq.pallas_kernels.types import Heads, Shift
