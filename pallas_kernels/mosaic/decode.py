@@ -4,8 +4,11 @@ The work is cut into shares as triton/decode.py has it (work.py), and partial re
 A *team* of warps has a share of some KV heads and reads its pages from a ring of slots in shared
 memory (ring.py), tile by tile; what a warp does is in warp.py, with a tile in
 sides/. Warps never wait for each other but for a slot. Pages of several formats, packed ones
-and those of the windows, are read one after the other: each format's work is cut into equal shares.
+and those of the windows, are read one after the other: each format's work is cut into equal shares,
+dealt out from either end, so that little work of two formats meets in no team.
 """
+
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -40,7 +43,11 @@ def decode(
     """
     H = q.shape[2]
     programs = same_threads([_program(q, span, scale) for span in spans])
-    blocks = [-(-each.shares * each.groups // each.teams.count) for each in programs]
+    blocks = max(-(-each.shares * each.groups // each.teams.count) for each in programs)
+    programs = [
+        replace(program, from_end=number % 2 * blocks * program.teams.count)
+        for number, program in enumerate(programs)
+    ]
     arrays = [_arrays(span) for span in spans]
 
     def block(layer, q, *refs, slots, barriers):
@@ -68,7 +75,7 @@ def decode(
         compiler_params=plgpu.CompilerParams(
             lowering_semantics=plgpu.LoweringSemantics.Lane, unsafe_no_auto_barriers=True
         ),
-        grid=(max(blocks),),
+        grid=(blocks,),
         grid_names=("block",),
         num_threads=programs[0].warpgroups,
         thread_name="warpgroup",

@@ -231,11 +231,14 @@ class Lanes:
         return self._ints("ld.global.nc.b32 $0, [$1];", self.at(pointer, index, 4))
 
     def load_row(self, pointer, index, count: int) -> list[Value]:
-        """So many integers in a row, a multiple of 4, that nobody writes while the kernel runs."""
+        """So many integers in a row, a multiple of 4, that nobody writes while the kernel runs.
+
+        Loaded where it stands: out of a loop, rows would not fit into the registers.
+        """
         start, found = self.at(pointer, index, 4), []
         for k in range(0, count, 4):
             text = f"ld.global.nc.v4.b32 {_registers(0, 4)}, [$4+{4 * k}];"
-            found += ptx(text, start, gives=[self.int] * 4)
+            found += ptx(text, start, gives=[self.int] * 4, acts=True)
         return found
 
     def load_float(self, pointer, index):

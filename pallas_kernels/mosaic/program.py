@@ -193,6 +193,7 @@ class Program:
     shares: int
     scale: float  # of scores to base 2
     shift: ShiftNumbers | None
+    from_end: int = 0  # teams of the grid, if the last one has the first share
 
     @property
     def sides(self) -> list[Side]:
