@@ -174,7 +174,11 @@ class _Run:
             print_table(title, header, rows)
 
 
-_DECODE = ("cache", "batch", "context", "ms", "tokens/s", "/ bf16", "bytes", "of memory's speed")
+_SPLIT = ("matmuls", "attention", "write", "rest", "gaps")  # of milliseconds
+_DECODE = (
+    *("cache", "batch", "context", "ms", *_SPLIT),
+    *("tokens/s", "/ bf16", "bytes", "of memory's speed", "most that fit"),
+)
 _PREFILL = ("cache", "batch", "context", "tokens/s", "/ bf16", "compiled in")
 
 
@@ -185,10 +189,12 @@ def _decode_rows(found: "Sequence[DecodeStep]"):
         yield (
             *(each.cache, f"{each.batch:,}", f"{each.context:,}"),
             "does not fit" if each.milliseconds is None else f"{each.milliseconds:.2f}",
+            *("" if each.split is None else f"{getattr(each.split, x):.2f}" for x in _SPLIT),
             "" if each.tokens_per_second is None else f"{each.tokens_per_second:,.1f}",
             "" if each.over_bf16 is None else f"{each.over_bf16:.2f}",
             format_bytes(each.bytes),
             "" if each.of_bandwidth is None else f"{each.of_bandwidth:.2f}",
+            "" if each.fits is None else f"{each.fits:,}",
         )
 
 
