@@ -36,11 +36,11 @@ _Shape = Annotated[
         show_default=False,
     ),
 ]
-_Batch = Annotated[str, typer.Option(help="Sequences; one or more, with commas between.")]
-_Context = Annotated[
+Batch = Annotated[str, typer.Option(help="Sequences; one or more, with commas between.")]
+Context = Annotated[
     str, typer.Option(help="Tokens of each sequence; one or more, with commas between.")
 ]
-_Out = Annotated[
+Out = Annotated[
     Path | None, typer.Option(help="A folder for a JSON file and a picture.", show_default=False)
 ]
 
@@ -50,9 +50,9 @@ def decode_command(
     model: _ModelOrNone = None,
     shape: _Shape = None,
     cache: Caches = "bf16,jkvq-int4,jkvq-int2",
-    batch: _Batch = "1,8",
-    context: _Context = "1024",
-    out: _Out = None,
+    batch: Batch = "1,8",
+    context: Context = "1024",
+    out: Out = None,
     dtype: Dtype = None,
     implementation: Implementation = None,
     as_json: AsJson = False,
@@ -74,9 +74,9 @@ def prefill_command(
     model: _ModelOrNone = None,
     shape: _Shape = None,
     cache: Caches = "bf16,jkvq-int4,jkvq-int2",
-    batch: _Batch = "1,4",
-    context: _Context = "1024",
-    out: _Out = None,
+    batch: Batch = "1,4",
+    context: Context = "1024",
+    out: Out = None,
     dtype: Dtype = None,
     implementation: Implementation = None,
     as_json: AsJson = False,
