@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Histogram, Info, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -37,6 +37,10 @@ class Metrics:
             registry=self._registry,
         )
 
+    def about(self, **labels: str) -> None:
+        """Notes what is served."""
+        Info("jkvq_served", "What is served.", registry=self._registry).info(labels)
+
     def watch(self, stats: Callable[[], Stats]) -> None:
         """Adds what an engine says of itself."""
         self._registry.register(_EngineFigures(stats))
@@ -70,7 +74,10 @@ class _EngineFigures(Collector):
         gauges = {
             "running": (stats.running, "Texts that run."),
             "waiting": (stats.waiting, "Texts that wait for a slot or for pages."),
+            "slots": (stats.slots, "Texts that may run at once."),
             "pool_bytes": (stats.pool_bytes, "Memory of both pools of pages."),
+            "used_bytes": (stats.used_bytes, "Memory of the pages in use."),
+            "bf16_bytes": (stats.bf16_bytes, "What the same tokens would take in bf16."),
         }
         for name, (value, meaning) in gauges.items():
             yield GaugeMetricFamily(f"jkvq_{name}", meaning, value)

@@ -9,6 +9,7 @@ import sys
 
 import uvicorn
 
+from jkvq.cache.specs.spec_text import spec_text
 from jkvq.engine.capacity import serving_limits
 from jkvq.engine.engine import Engine
 from jkvq.engine.options import Options
@@ -18,6 +19,7 @@ from jkvq.server.driver import Driver
 from jkvq.server.metrics import Metrics
 from jkvq.support.arguments import whole
 from jkvq.support.errors import UserError
+from jkvq.version import VERSION
 
 _LAST_WORDS = 5  # seconds for answers to be sent, once all texts have ended
 
@@ -66,6 +68,7 @@ class Server:
         self._limits = serving_limits(llm, memory, slots)
         engine, metrics = Engine.of(llm, self._limits), Metrics()
         self.driver = Driver(engine, engine.slots + max_queue, metrics, on_failure=self._stop)
+        metrics.about(model=name, cache=spec_text(llm.spec), version=VERSION)
         metrics.watch(lambda: self.driver.stats)
         app = make_app(Service(self.driver, metrics, name), key)
         config = uvicorn.Config(

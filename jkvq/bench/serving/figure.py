@@ -19,45 +19,46 @@ def serving_figure(found: Sequence[Measured], title: str) -> "Figure":
     Where prompts share several parts a last panel has the waiting by that.
     """
     scenarios = list(dict.fromkeys(each.load.scenario for each in found))
-    prefixes = sorted({each.load.prefix for each in found})
-    columns = 3 + (len(prefixes) > 1)
+    shares = {each.load.prefix for each in found}
+    columns = 3 + (len(shares) > 1)
     figure = new_figure(4.6 * columns, 0.9 + 3.6 * len(scenarios), title)
     grid = figure.subplots(len(scenarios), columns, squeeze=False)
-    for scenario, row in zip(scenarios, grid, strict=True):
-        here = [each for each in found if each.load.scenario == scenario]
-        loop = here[0].load.loop
-        by = "requests at once" if loop == "closed" else "requests per second"
-        lines = {
-            (server, prefix): [
-                each for each in here if (each.server, each.load.prefix) == (server, prefix)
-            ]
-            for server in dict.fromkeys(each.server for each in here)
-            for prefix in prefixes
-        }
-        rate, first = "tokens per second of the system", "mean seconds to the first token"
-        _draw(row[0], lines, _level, _system, (by, rate), f"{scenario}: higher is better")
-        _draw(row[1], lines, _level, _first, (by, first), "lower is better")
-        axes = (first, "tokens per second of a request")
-        _draw(row[2], lines, _first, _request, axes, f"each point: {by}; up and left is better")
-        for each in here:
-            if each.request_rate is not None:
-                row[2].annotate(f"{each.load.level:g}", (_first(each), _request(each)))
-        if len(prefixes) > 1:
-            by_level = {
-                (server, level): [
-                    each for each in here if (each.server, each.load.level) == (server, level)
-                ]
-                for server in dict.fromkeys(each.server for each in here)
-                for level in sorted({each.load.level for each in here})
-            }
-            shared = "share of the prompts that is common"
-            _draw(row[3], by_level, _prefix, _first, (shared, first), "lower is better")
-            row[3].legend([f"{server}, {level:g}" for server, level in by_level], fontsize="small")
+    for scenario, panels in zip(scenarios, grid, strict=True):
+        _draw_row(panels, [each for each in found if each.load.scenario == scenario])
     labels = [
-        server + (f", {prefix:.0%} shared" if len(prefixes) > 1 else "") for server, prefix in lines
+        server + (f", {share:.0%} shared" if len(shares) > 1 else "")
+        for server, share in _lines(found, _prefix)
     ]
     figure.legend(grid[0][0].lines, labels, loc="outside lower center", ncols=4, fontsize="small")
     return figure
+
+
+def _draw_row(panels: "Sequence[Axes]", found: Sequence[Measured]) -> None:
+    """The panels of one scenario."""
+    scenario, loop = found[0].load.scenario, found[0].load.loop
+    by = "requests at once" if loop == "closed" else "requests per second"
+    rate, first = "tokens per second of the system", "mean seconds to the first token"
+    lines = _lines(found, _prefix)
+    _draw(panels[0], lines, _level, _system, (by, rate), f"{scenario}: higher is better")
+    _draw(panels[1], lines, _level, _first, (by, first), "lower is better")
+    names = (first, "tokens per second of a request")
+    _draw(panels[2], lines, _first, _request, names, f"numbers: {by}; up and left is better")
+    for each in found:
+        if each.request_rate is not None:
+            panels[2].annotate(f"{each.load.level:g}", (_first(each), each.request_rate))
+    if len(panels) > 3:
+        by_level = _lines(found, _level)
+        shared = "share of the prompts that is common"
+        _draw(panels[3], by_level, _prefix, _first, (shared, first), "lower is better")
+        panels[3].legend([f"{server}, {level:g}" for server, level in by_level], fontsize="small")
+
+
+def _lines(found: Sequence[Measured], value: _Value) -> dict[tuple[str, float], list[Measured]]:
+    """What belongs together: of one server, with one value."""
+    lines: dict[tuple[str, float], list[Measured]] = {}
+    for each in found:
+        lines.setdefault((each.server, value(each)), []).append(each)
+    return lines
 
 
 def _draw(

@@ -1,5 +1,6 @@
 import asyncio
 
+import numpy as np
 import pytest
 
 import jkvq
@@ -112,5 +113,5 @@ def test_the_picture_has_a_row_for_each_scenario():
     assert len(figure.axes) == 2 * 4
     first = figure.axes[0]
     assert first.get_ylabel() == "tokens per second of the system"
-    assert [list(line.get_ydata()) for line in first.lines] == [[2.0, 2.0]] * 4
+    assert [np.asarray(line.get_ydata()).tolist() for line in first.lines] == [[2.0, 2.0]] * 4
     assert len(serving_figure(found[:2], "a title").axes) == 3
