@@ -9,7 +9,6 @@ from playwright.sync_api import Browser, Error, Page, expect, sync_playwright
 
 from tests.server.conftest import Running, running
 
-
 expect.set_options(timeout=60_000)  # something may have to be compiled
 
 

@@ -30,7 +30,7 @@ export function show(figures, now) {
     filled(pool, of(`pages_used{pool="${pool}"}`), of(`pages{pool="${pool}"}`));
   }
   if (!of('pages{pool="exact"}')) at("exact-note").textContent = "this cache has none beside the others";
-  memory(of("used_bytes"), of("bf16_bytes"), of("pool_bytes"), cache);
+  memory(of("used_bytes"), of("bf16_bytes"), of("pool_bytes"));
   const stored = of("cached_tokens_total");
   const prompts = stored + of("prefilled_tokens_total");
   at("hits").textContent = prompts ? percent(stored / prompts) : "–";
@@ -61,9 +61,8 @@ function filled(id, used, all) {
   at(`${id}-meter`).value = used;
 }
 
-function memory(used, plain, pool, cache) {
-  at("memory").textContent = used ? `${(plain / used).toFixed(1)} × smaller` : "–";
-  at("ours-name").textContent = cache;
+function memory(used, plain, pool) {
+  at("memory").textContent = used ? `${(plain / used).toFixed(1)} × less` : "–";
   const most = Math.max(used, plain, 1);
   for (const [id, value] of [["ours", used], ["plain", plain]]) {
     at(id).style.width = `${100 * value / most}%`;
