@@ -21,6 +21,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,20 @@ class Marked:
     text: str
 
 
+def bodies(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Requests, each with a mark; a third of them begin alike before it."""
+    rng, prose = random.Random(args.seed), default_text()
+    for number in range(args.prompts):
+        start, letters = rng.randrange(100_000), rng.randrange(4, args.longest)
+        text = f"[{number:04}] {prose[start : start + letters]}"
+        yield {
+            "prompt": prose[: args.longest // 2] + text if number % 3 == 0 else text,
+            "max_tokens": rng.randint(1, args.tokens),
+            "temperature": rng.choice([0.0, 0.8]),
+            "seed": number,
+        }
+
+
 class Soak:
     """One run, and what went wrong in it."""
 
@@ -70,16 +85,7 @@ class Soak:
 
     async def learn(self) -> None:
         """Asks for everything alone."""
-        prose, common = default_text(), default_text()[: self.args.longest // 2]
-        for number in range(self.args.prompts):
-            start, letters = self.rng.randrange(100_000), self.rng.randrange(4, self.args.longest)
-            text = f"[{number:04}] {prose[start : start + letters]}"
-            body = {
-                "prompt": common + text if number % 3 == 0 else text,
-                "max_tokens": self.rng.randint(1, self.args.tokens),
-                "temperature": self.rng.choice([0.0, 0.8]),
-                "seed": number,
-            }
+        for body in bodies(self.args):
             self.marked.append(Marked(body, await self.text(body)))
 
     async def text(self, body: dict[str, Any]) -> str:
@@ -251,14 +257,13 @@ async def _watch(pid: int, sizes: list[float]) -> None:
 def serve(args: argparse.Namespace) -> None:
     """The server, with a pool of half the tokens that its slots may need; says what is left."""
     llm = jkvq.load(args.model, cache=args.cache, check=False)
-    letters = args.longest * 3 // 2  # a token has a letter or more
-    most = min(
-        len(llm.tokenizer.encode(default_text()[:letters])) + 16 + args.tokens, llm.config.context
-    )
-    pool = max(args.slots * most // 2, 2 * most)
+    needs = [
+        len(llm.tokenizer.encode(body["prompt"])) + body["max_tokens"] for body in bodies(args)
+    ]
+    pool = max(args.slots * statistics.mean(needs) / 2, max(needs) + llm.spec.page)
     place = bind("127.0.0.1", 0)
     server = Server(
-        dataclasses.replace(llm, pool_tokens=pool), place, name="soak", slots=args.slots
+        dataclasses.replace(llm, pool_tokens=int(pool)), place, name="soak", slots=args.slots
     )
     server.warm_up()
     print(place.getsockname()[1], flush=True)
