@@ -80,8 +80,8 @@ def require_packed(spec: CacheSpec) -> None:
     """Refuses a cache that there is nothing to compare with."""
     if all(side.codec == "float" for side in (spec.key, spec.value)):
         raise UserError(
-            f"guard looks at what few bits do to texts, and {spec_text(spec)} has 16 or more: leave "
-            "it out, or choose another cache"
+            f"guard looks at what few bits do to texts, and {spec_text(spec)} has 16 or more: "
+            "leave it out, or choose another cache"
         )
 
 

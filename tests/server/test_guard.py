@@ -15,6 +15,8 @@ from jkvq.engine.forward import forward
 from jkvq.llm import with_cache
 from jkvq.models.decoder import logits
 from jkvq.server.guard import Guard, Guarded, Text, guarded, require_packed
+from jkvq.server.metrics import GuardMetrics
+from jkvq.support.compile_clock import compiling
 from tests.server.conftest import running
 from tests.tiny import CONFIG, tiny_model
 
@@ -22,11 +24,12 @@ PROMPT = [(11 * i * i + i) % 256 for i in range(50)]
 ANSWER = [(7 * i * i + 3 * i) % 256 for i in range(40)]
 
 
-class Noted:
+class Noted(GuardMetrics):
     """What a guard finds."""
 
     def __init__(self):
-        self.found, self.out, self.warnings = [], 0, 0
+        self.found: list[tuple[float, int | None]] = []
+        self.out = self.warnings = 0
 
     def replayed(self, kl, diverged):
         self.found.append((kl, diverged))
@@ -97,9 +100,12 @@ def test_it_finds_the_kl_and_the_first_token_that_would_be_another(int2, how):
 
 def test_it_warns_with_the_cache_that_holds(int2, how, caplog):
     guard = Guard(int2, how, noted := Noted())
+    guard.warm_up()
+    before = compiling()
     for turn in range(8):
         guard.take(PROMPT[turn:], ANSWER[:6])
         work_all(guard)
+    assert compiling() == before  # which would keep somebody waiting
     assert noted.warnings == 1
     (line,) = caplog.messages
     mean = np.mean([kl for kl, _ in noted.found])

@@ -26,7 +26,7 @@ def add_page(app: FastAPI) -> None:
 
 
 def _add(app: FastAPI, path: str, name: str) -> None:
-    content = files(__package__).joinpath(name).read_bytes()
+    content = files(__name__).joinpath(name).read_bytes()
     kind = f"{_KINDS[name.rpartition('.')[2]]}; charset=utf-8"
 
     @app.get(path, include_in_schema=False)
