@@ -80,6 +80,7 @@ class Soak:
         self.args, self.url, self.session = args, url, session
         self.rng = random.Random(args.seed)
         self.marked: list[Marked] = []
+        self.echoes = True  # unless the server has no echo
         self.outcomes: Counter[str] = Counter()
         self.wrong: list[str] = []
 
@@ -87,6 +88,10 @@ class Soak:
         """Asks for everything alone."""
         for body in bodies(self.args):
             self.marked.append(Marked(body, await self.text(body)))
+        try:
+            await self.text({**self.marked[0].body, "echo": True})
+        except _Status as error:
+            self.echoes = error.status != 400
 
     async def text(self, body: dict[str, Any]) -> str:
         async with self.session.post(self.url + COMPLETIONS, json=body) as answer:
@@ -129,8 +134,10 @@ class Soak:
                 await self.streamed(asked.body, events)
             else:
                 ask = self.text if way == "whole" else self.streamed
-                if (text := await ask(asked.body)) != asked.text:
-                    self.wrong.append(f"{asked.body['prompt'][:20]!r}: {text!r}, {asked.text!r}")
+                echo = {"echo": True} if self.echoes and self.rng.random() < 0.5 else {}
+                expected = asked.body["prompt"] + asked.text if echo else asked.text
+                if (text := await ask({**asked.body, **echo})) != expected:
+                    self.wrong.append(f"{asked.body['prompt'][:20]!r}: {text!r}, {expected!r}")
             self.outcomes[way] += 1
         except TimeoutError:
             self.outcomes["left"] += 1

@@ -45,7 +45,13 @@ def _draw_row(panels: "Sequence[Axes]", found: Sequence[Measured]) -> None:
     _draw(panels[2], lines, _first, _request, names, f"numbers: {by}; up and left is better")
     for each in found:
         if each.request_rate is not None:
-            panels[2].annotate(f"{each.load.level:g}", (_first(each), each.request_rate))
+            at, aside = (_first(each), each.request_rate), (4, 4)
+            panels[2].annotate(
+                f"{each.load.level:g}", at, aside, textcoords="offset points", fontsize="small"
+            )
+    levels = sorted({each.load.level for each in found})
+    for panel in panels[:2]:
+        panel.set_xticks(levels, [f"{level:g}" for level in levels])
     if len(panels) > 3:
         by_level = _lines(found, _level)
         shared = "share of the prompts that is common"
