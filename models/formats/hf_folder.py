@@ -6,28 +6,12 @@ from pathlib import Path
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from jkvq.models.config import ModelConfig, from_hf
+from jkvq.models.config import ModelConfig
 from jkvq.models.decoder import Params
+from jkvq.models.families.architecture import FAMILIES, from_hf
 from jkvq.models.formats.weights import load_params
 from jkvq.models.tokenizer import Tokenizer, tokenizer_from_folder
 from jkvq.support.errors import UserError
-
-_NAMES = {
-    "embedding": "model.embed_tokens.weight",
-    "norm": "model.norm",
-    "head": "lm_head",
-    "attention_norm": "model.layers.{layer}.input_layernorm",
-    "attention.q": "model.layers.{layer}.self_attn.q_proj",
-    "attention.k": "model.layers.{layer}.self_attn.k_proj",
-    "attention.v": "model.layers.{layer}.self_attn.v_proj",
-    "attention.o": "model.layers.{layer}.self_attn.o_proj",
-    "attention.q_norm": "model.layers.{layer}.self_attn.q_norm",
-    "attention.k_norm": "model.layers.{layer}.self_attn.k_norm",
-    "mlp_norm": "model.layers.{layer}.post_attention_layernorm",
-    "mlp.gate": "model.layers.{layer}.mlp.gate_proj",
-    "mlp.up": "model.layers.{layer}.mlp.up_proj",
-    "mlp.down": "model.layers.{layer}.mlp.down_proj",
-}
 
 
 class HFFolder:
@@ -39,7 +23,9 @@ class HFFolder:
         self._files = _tensor_files(folder)
 
     def params(self, dtype) -> Params:
-        return load_params(self.config, dtype, _NAMES, self._read)
+        family = FAMILIES[self.config.family]
+        how = {"interleaved": family.interleaved}
+        return load_params(self.config, dtype, family.all_names, self._read, **how)
 
     def tokenizer(self) -> Tokenizer:
         return tokenizer_from_folder(self.folder)

@@ -27,6 +27,21 @@ LLAMA3_ROPE = {
     "original_max_position_embeddings": 64,
 }
 
+YARN_ROPE = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1.0] * 6,
+    "long_factor": [1.0, 1.1, 1.5, 2.0, 4.0, 8.0],
+}
+_EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+_NO_PADDING = {"pad_token_id": None, "bos_token_id": None, "eos_token_id": None}
+
 # Name of the case -> family, and what its config says besides _SMALL.
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
@@ -39,10 +54,63 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3-tied": ("qwen3", {"head_dim": 32, "tie_word_embeddings": True}),
 }
 
+# Of the families that came later; tests/models/test_families.py runs them.
+FAMILY_CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen3-yarn": ("qwen3", {"head_dim": 32, "rope_parameters": YARN_ROPE}),
+    "olmo2": ("olmo2", {}),
+    "phi3": ("phi3", {"original_max_position_embeddings": 256, **_NO_PADDING}),
+    # Its context is long: with 29 tokens transformers too takes the factors for long texts.
+    "phi4-mini": (
+        "phi3",
+        {
+            "head_dim": 16,
+            "partial_rotary_factor": 0.75,
+            "original_max_position_embeddings": 6,
+            "rope_parameters": LONGROPE,
+            **_NO_PADDING,
+        },
+    ),
+    "glm4": ("glm4", {"head_dim": 16, **_NO_PADDING}),
+    "mixtral": ("mixtral", {"num_local_experts": 5, "num_experts_per_tok": 2}),
+    "qwen2-moe": (
+        "qwen2_moe",
+        {**_EXPERTS, "shared_expert_intermediate_size": 40, "mlp_only_layers": [0]},
+    ),
+    "qwen3-moe": ("qwen3_moe", {**_EXPERTS, "head_dim": 32, "norm_topk_prob": True}),
+    "glm4-moe": (
+        "glm4_moe",
+        {
+            "head_dim": 16,
+            "moe_intermediate_size": 24,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "n_group": 4,
+            "topk_group": 2,
+            "n_shared_experts": 2,
+            "routed_scaling_factor": 1.5,
+            "first_k_dense_replace": 1,
+            "attention_bias": True,
+            "use_qk_norm": True,
+        },
+    ),
+    "gemma3": (
+        "gemma3_text",
+        {
+            "head_dim": 32,
+            "num_hidden_layers": 3,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "sliding_window": 7,
+            "query_pre_attn_scalar": 24,
+            "final_logit_softcapping": 3.0,
+            **_NO_PADDING,
+        },
+    ),
+}
+
 
 def config_dict(case: str = "llama") -> dict[str, Any]:
     """A config.json, without transformers."""
-    family, changes = CASES[case]
+    family, changes = (CASES | FAMILY_CASES)[case]
     return {"model_type": family, "hidden_act": "silu", **_SMALL, **changes}
 
 
@@ -54,8 +122,8 @@ def save_random_model(case: str, folder: Path, **options) -> Any:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    family, changes = CASES[case]
-    config = AutoConfig.for_model(family, **_SMALL, **changes)
+    family, changes = (CASES | FAMILY_CASES)[case]
+    config = AutoConfig.for_model(family, **_SMALL | changes)
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
     generator = torch.Generator().manual_seed(0)
 
@@ -68,6 +136,9 @@ def save_random_model(case: str, folder: Path, **options) -> Any:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(random(name, parameter.shape))
+        for name, buffer in model.named_buffers():
+            if name.endswith("correction_bias"):  # of routers
+                buffer.copy_(random(name, buffer.shape))
     model.save_pretrained(folder, **options)
     return model
 
