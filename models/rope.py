@@ -67,6 +67,8 @@ def read_rope(rope: Fields, head_dim: int, context: int, theta: float = THETA) -
         theta: where ``rope`` has none.
     """
     kind = rope.get("rope_type") or rope.get("type") or "default"
+    if "long_factor" in rope:  # "su" and "yarn" in checkpoints from before it had its name
+        kind = "longrope"
     if kind not in _RULES:
         supported = ", ".join(_RULES)
         raise UserError(f"rope scaling '{kind}' is not supported; supported: {supported}")

@@ -27,7 +27,10 @@ _ALL = (
     *(GEMMA3, GLM4, GLM4_MOE, OLMO2, PHI3),
 )
 FAMILIES = {family.name: family for family in _ALL}
-GGUF_FAMILIES = {family.gguf.architecture: family for family in _ALL if family.gguf}
+# llama.cpp's name of an architecture; Mixtral has llama's.
+GGUF_FAMILIES = {
+    family.gguf.architecture: family for family in _ALL if family.gguf and family is not MIXTRAL
+}
 
 
 def from_hf(config: Fields) -> ModelConfig:
@@ -110,6 +113,8 @@ def from_gguf(metadata: Fields, tensors: Mapping[str, tuple[int, ...]]) -> Model
 
 def gguf_family(metadata: Fields) -> Family:
     """The family that a GGUF file is of."""
+    if metadata.get("general.architecture") == "llama" and metadata.get("llama.expert_count"):
+        return MIXTRAL
     return _supported(metadata.get("general.architecture"), GGUF_FAMILIES)
 
 

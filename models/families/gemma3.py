@@ -11,6 +11,7 @@ from jkvq.support.errors import UserError
 
 _THETA, _LOCAL_THETA = 1e6, 1e4
 _PATTERN = 6  # every so many layers one sees everything
+_LAYERS_OF_27B = 62
 
 
 def _read(fields: Fields, base: ModelConfig) -> ModelConfig:
@@ -58,14 +59,20 @@ def _gguf_fields(metadata: Fields) -> dict[str, Any]:
         "sliding_window_pattern": metadata.get("attention.sliding_window_pattern"),
         "rope_theta": metadata.get("rope.freq_base"),
         "rope_local_base_freq": metadata.get("rope.freq_base_swa"),
-        # llama.cpp's converter leaves it out: it is the head's size but for the largest model
-        "query_pre_attn_scalar": metadata.get("attention.key_length"),
+        "query_pre_attn_scalar": _scaled_by(metadata),
         "final_logit_softcapping": metadata.get("final_logit_softcapping"),
     }
     if metadata.get("rope.scaling.type", "none") != "none":
         kind, factor = metadata["rope.scaling.type"], metadata.get("rope.scaling.factor")
         found["rope_scaling"] = {"rope_type": kind, "factor": factor}
     return {name: value for name, value in found.items() if value is not None}
+
+
+def _scaled_by(metadata: Fields) -> float | None:
+    """What files leave out: it is the head's size but for the model of 27B, as in llama.cpp."""
+    if metadata.get("block_count") == _LAYERS_OF_27B:
+        return metadata["embedding_length"] / metadata["attention.head_count"]
+    return metadata.get("attention.key_length")
 
 
 GEMMA3 = Family(

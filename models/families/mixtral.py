@@ -1,9 +1,10 @@
 """Mixtral: Mistral with experts."""
 
 import dataclasses
+from typing import Any
 
 from jkvq.models.config import Experts, ModelConfig
-from jkvq.models.families.family import Family
+from jkvq.models.families.family import Family, GGUFForm
 from jkvq.models.fields import Fields, count
 
 
@@ -16,6 +17,13 @@ def _read(fields: Fields, base: ModelConfig) -> ModelConfig:
     return dataclasses.replace(base, experts=experts)
 
 
+def _gguf_fields(metadata: Fields) -> dict[str, Any]:
+    return {
+        "num_local_experts": metadata["expert_count"],
+        "num_experts_per_tok": metadata["expert_used_count"],
+    }
+
+
 _EXPERT = "model.layers.{layer}.block_sparse_moe.experts.{expert}"
 MIXTRAL = Family(
     "mixtral",
@@ -26,4 +34,6 @@ MIXTRAL = Family(
         "mlp.experts.up": f"{_EXPERT}.w3",
         "mlp.experts.down": f"{_EXPERT}.w2",
     },
+    # llama.cpp calls it llama; it has experts.
+    gguf=GGUFForm("llama", _gguf_fields, interleaved=True),
 )

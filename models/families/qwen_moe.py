@@ -1,9 +1,10 @@
 """Qwen 2 and 3 with experts."""
 
 import dataclasses
+from typing import Any
 
 from jkvq.models.config import Experts, ModelConfig
-from jkvq.models.families.family import EXPERT_NAMES, Family
+from jkvq.models.families.family import EXPERT_NAMES, Family, GGUFForm
 from jkvq.models.fields import Fields, count
 
 
@@ -29,6 +30,23 @@ def _read_qwen3(fields: Fields, base: ModelConfig) -> ModelConfig:
     return dataclasses.replace(base, qk_norm=True, experts=_experts(fields, base))
 
 
+def _gguf_fields(metadata: Fields) -> dict[str, Any]:
+    return {
+        "num_experts": metadata["expert_count"],
+        "num_experts_per_tok": metadata["expert_used_count"],
+        "moe_intermediate_size": metadata["expert_feed_forward_length"],
+    }
+
+
+def _gguf_qwen2(metadata: Fields) -> dict[str, Any]:
+    shared = metadata["expert_shared_feed_forward_length"]
+    return {**_gguf_fields(metadata), "shared_expert_intermediate_size": shared}
+
+
+def _gguf_qwen3(metadata: Fields) -> dict[str, Any]:
+    return {**_gguf_fields(metadata), "norm_topk_prob": True}  # as llama.cpp has it
+
+
 QWEN2_MOE = Family(
     "qwen2_moe",
     _read_qwen2,
@@ -40,5 +58,12 @@ QWEN2_MOE = Family(
         "mlp.shared_gate": "model.layers.{layer}.mlp.shared_expert_gate",
     },
     window="told",
+    gguf=GGUFForm("qwen2moe", _gguf_qwen2),
 )
-QWEN3_MOE = Family("qwen3_moe", _read_qwen3, names=EXPERT_NAMES, window="told")
+QWEN3_MOE = Family(
+    "qwen3_moe",
+    _read_qwen3,
+    names=EXPERT_NAMES,
+    window="told",
+    gguf=GGUFForm("qwen3moe", _gguf_qwen3),
+)

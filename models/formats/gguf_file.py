@@ -31,10 +31,7 @@ class GGUFFile:
             self._header.metadata,
             {name: info.shape for name, info in self._header.tensors.items()},
         )
-        if "rope_freqs.weight" in self._header.tensors:  # Llama 3's scaling, spelt out
-            divisors = tuple(self._read("rope_freqs.weight").tolist())
-            config = dataclasses.replace(config, rope_divisors=divisors)
-        self.config: ModelConfig = config
+        self.config: ModelConfig = self._with_divisors(config)
 
     def params(self, dtype) -> Params:
         return load_params(
@@ -47,6 +44,18 @@ class GGUFFile:
 
     def tokenizer(self) -> Tokenizer:
         return tokenizer_from_gguf(self._header.metadata)
+
+    def _with_divisors(self, config: ModelConfig) -> ModelConfig:
+        """With the rope scaling that is spelt out in tensors: Llama 3's, and longrope."""
+        metadata, start = self._header.metadata, f"{self._form.architecture}."
+        original = metadata.get(f"{start}rope.scaling.original_context_length", config.context)
+        length = "long" if config.context > original else "short"
+        for name in ("rope_freqs.weight", f"rope_factors_{length}.weight"):
+            if name in self._header.tensors:
+                gain = metadata.get(f"{start}rope.scaling.attn_factor", config.rope_gain)
+                divisors = tuple(self._read(name).tolist())
+                return dataclasses.replace(config, rope_divisors=divisors, rope_gain=gain)
+        return config
 
     def _read(self, name: str) -> np.ndarray:
         info = self._header.tensors[name]
@@ -71,7 +80,8 @@ def gguf_names(family: Family) -> dict[str, str]:
     names = {}
     for ours, theirs in family.all_names.items():
         first = theirs.replace("{layer}", "0").replace(".{expert}", "")
-        found = table.get_name(first, try_suffixes=(".weight",))
+        first = first.replace("e_score_correction_bias", "e_score_correction.bias")
+        found = table.get_name(first, try_suffixes=(".weight", ".bias"))
         if found is not None:
             names[ours] = found.replace("blk.0.", "blk.{layer}.")
     return names

@@ -1,5 +1,7 @@
 """Small random checkpoints that the tests of models/ share."""
 
+import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -157,25 +159,78 @@ def write_gguf(path: Path, model: Any, *, architecture: str, rope_factors=None) 
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    rope = config.rope_parameters
+    rope = rope.get("full_attention", rope)
+    writer.add_rope_freq_base(rope["rope_theta"])
     if getattr(config, "head_dim", None):
         writer.add_key_length(config.head_dim)
         writer.add_value_length(config.head_dim)
-        writer.add_rope_dimension_count(config.head_dim)
+        part = rope.get("partial_rotary_factor", 1.0)
+        writer.add_rope_dimension_count(int(config.head_dim * part))
+    _add_own_fields(writer, config)
     arch = next(a for a, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
     names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
-    for name, parameter in model.named_parameters():
-        tensor = parameter.detach().numpy()
+    for name, tensor in _converted(model, architecture):
         projection = name.split(".")[-2]
-        if architecture == "llama" and projection in heads:
-            tensor = interleave(tensor, heads[projection])
         target = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert target is not None
-        writer.add_tensor(target, tensor)
+        if architecture == "llama" and projection in heads:
+            writer.add_tensor(target, interleave(tensor, heads[projection]))
+        else:
+            writer.add_tensor(target, tensor)
     if rope_factors is not None:
         writer.add_tensor("rope_freqs.weight", np.asarray(rope_factors, np.float32))
     finish(writer)
+
+
+def _add_own_fields(writer: gguf.GGUFWriter, config: Any) -> None:
+    """What only some families have."""
+    experts = getattr(config, "num_local_experts", None) or getattr(config, "num_experts", None)
+    if experts:
+        writer.add_expert_count(experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
+    if hasattr(config, "moe_intermediate_size"):
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    if config.model_type == "glm4_moe":
+        writer.add_expert_shared_count(config.n_shared_experts)
+        writer.add_expert_weights_norm(config.norm_topk_prob)
+        writer.add_expert_weights_scale(config.routed_scaling_factor)
+        writer.add_expert_group_count(config.n_group)
+        writer.add_expert_group_used_count(config.topk_group)
+        writer.add_leading_dense_block_count(config.first_k_dense_replace)
+    if config.model_type == "gemma3_text":
+        writer.add_sliding_window(config.sliding_window)
+        writer.add_sliding_window_pattern(2)
+        writer.add_final_logit_softcapping(config.final_logit_softcapping)
+    if config.rope_parameters.get("rope_type") == "longrope":
+        writer.add_rope_scaling_orig_ctx_len(config.original_max_position_embeddings)
+        context, original = config.max_position_embeddings, config.original_max_position_embeddings
+        writer.add_rope_scaling_attn_factors(
+            math.sqrt(1 + math.log(context / original) / math.log(original))
+        )
+        for length in ("long", "short"):
+            factors = np.asarray(config.rope_parameters[f"{length}_factor"], np.float32)
+            writer.add_tensor(f"rope_factors_{length}.weight", factors)
+
+
+def _converted(model: Any, architecture: str) -> Iterator[tuple[str, np.ndarray]]:
+    """The tensors of transformers' model by the names that llama.cpp's converter looks up."""
+    for name, parameter in model.named_parameters():
+        tensor = parameter.detach().numpy()
+        if architecture == "gemma3" and "norm" in name:
+            tensor = tensor + 1
+        if name.endswith("experts.gate_up_proj"):
+            half = tensor.shape[1] // 2
+            yield name.replace("gate_up_proj", "gate_proj.weight"), tensor[:, :half]
+            yield name.replace("gate_up_proj", "up_proj.weight"), tensor[:, half:]
+        elif name.endswith("experts.down_proj"):
+            yield f"{name}.weight", tensor
+        else:
+            yield name, tensor
+    for name, buffer in model.named_buffers():
+        if name.endswith("correction_bias"):
+            yield name.replace("correction_bias", "correction.bias"), buffer.numpy()
 
 
 def interleave(tensor: np.ndarray, heads: int) -> np.ndarray:
