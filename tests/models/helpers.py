@@ -74,10 +74,7 @@ FAMILY_CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "glm4": ("glm4", {"head_dim": 16, **_NO_PADDING}),
     "mixtral": ("mixtral", {"num_local_experts": 5, "num_experts_per_tok": 2}),
-    "qwen2-moe": (
-        "qwen2_moe",
-        {**_EXPERTS, "shared_expert_intermediate_size": 40, "mlp_only_layers": [0]},
-    ),
+    "qwen2-moe": ("qwen2_moe", {**_EXPERTS, "shared_expert_intermediate_size": 40}),
     "qwen3-moe": ("qwen3_moe", {**_EXPERTS, "head_dim": 32, "norm_topk_prob": True}),
     "glm4-moe": (
         "glm4_moe",
@@ -113,7 +110,7 @@ FAMILY_CASES: dict[str, tuple[str, dict[str, Any]]] = {
 def config_dict(case: str = "llama") -> dict[str, Any]:
     """A config.json, without transformers."""
     family, changes = (CASES | FAMILY_CASES)[case]
-    return {"model_type": family, "hidden_act": "silu", **_SMALL, **changes}
+    return {"model_type": family, **_SMALL, **changes}
 
 
 def save_random_model(case: str, folder: Path, **options) -> Any:
@@ -190,6 +187,8 @@ def _add_own_fields(writer: gguf.GGUFWriter, config: Any) -> None:
     if experts:
         writer.add_expert_count(experts)
         writer.add_expert_used_count(config.num_experts_per_tok)
+    if hasattr(config, "shared_expert_intermediate_size"):
+        writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
     if hasattr(config, "moe_intermediate_size"):
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
     if config.model_type == "glm4_moe":

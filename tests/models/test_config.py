@@ -1,9 +1,11 @@
+import dataclasses
+import json
 from typing import Any
 
 import pytest
 
 from jkvq import UserError
-from jkvq.models.config import ModelConfig
+from jkvq.models.config import ModelConfig, config_from_fields
 from jkvq.models.families.architecture import FAMILIES, GGUF_FAMILIES, from_gguf, from_hf
 from tests.models.helpers import LLAMA3_ROPE, config_dict
 
@@ -201,3 +203,44 @@ def test_heads_are_refused_when_they_do_not_share_evenly():
 def test_head_dim_is_refused_when_odd():
     with pytest.raises(UserError, match="head_dim=15"):
         from_hf({**config_dict(), "head_dim": 15})
+
+
+@pytest.mark.parametrize(
+    ("changes", "dense"),
+    [({}, ()), ({"mlp_only_layers": [0, 2]}, (0, 2)), ({"decoder_sparse_step": 2}, (0, 2))],
+)
+def test_qwen_says_which_layers_have_no_experts(changes, dense):
+    config = from_hf({**config_dict("qwen3-moe"), "num_hidden_layers": 4, **changes})
+    assert config.experts is not None and config.experts.dense_layers == dense
+    has_experts = [config.layer(layer).experts is not None for layer in range(4)]
+    assert has_experts == [layer not in dense for layer in range(4)]
+
+
+def test_layers_of_one_kind_have_one_config():
+    config = from_hf(config_dict("gemma3"))
+    local, whole, again = (config.layer(layer) for layer in range(3))
+    assert local == again != whole
+    assert (local.window, whole.window, config.windows) == (7, None, (7, None, 7))
+    assert (local.rope_theta, whole.rope_theta) == (1e4, 1e6)
+    plain = from_hf(config_dict())
+    assert plain.layer(1) is plain and plain.windows == ()
+
+
+@pytest.mark.parametrize("case", ["llama3", "gemma3", "glm4-moe"])
+def test_config_is_the_same_after_json(case):
+    config = from_hf(config_dict(case))
+    fields = json.loads(json.dumps(dataclasses.asdict(config)))
+    assert config_from_fields(fields) == config
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping: .* is not supported"),
+        ({"use_bidirectional_attention": True}, "use_bidirectional_attention: only"),
+        ({"sliding_window": None}, "has no 'sliding_window'"),
+    ],
+)
+def test_what_gemma_may_not_have_is_refused(changes, sentence):
+    with pytest.raises(UserError, match=sentence):
+        from_hf({**config_dict("gemma3"), **changes})

@@ -55,6 +55,7 @@ LATER = {
     "phi4-mini": "phi3",
     "glm4": "glm4",
     "mixtral": "llama",
+    "qwen2-moe": "qwen2moe",
     "qwen3-moe": "qwen3moe",
     "glm4-moe": "glm4moe",
     "gemma3": "gemma3",
