@@ -98,7 +98,7 @@ FAMILY_CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "head_dim": 32,
             "num_hidden_layers": 3,
             "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
-            "sliding_window": 7,
+            "sliding_window": 18,
             "query_pre_attn_scalar": 24,
             "final_logit_softcapping": 3.0,
             **_NO_PADDING,

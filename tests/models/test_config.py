@@ -220,7 +220,7 @@ def test_layers_of_one_kind_have_one_config():
     config = from_hf(config_dict("gemma3"))
     local, whole, again = (config.layer(layer) for layer in range(3))
     assert local == again != whole
-    assert (local.window, whole.window, config.windows) == (7, None, (7, None, 7))
+    assert (local.window, whole.window, config.windows) == (18, None, (18, None, 18))
     assert (local.rope_theta, whole.rope_theta) == (1e4, 1e6)
     plain = from_hf(config_dict())
     assert plain.layer(1) is plain and plain.windows == ()
