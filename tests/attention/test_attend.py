@@ -160,7 +160,7 @@ def _step(basis, cache, q, k, v, count, phase, implementation):
     out, groups = None, cache.groups
     # The layer below is written too: layers must not touch each other.
     for layer, new in ((0, (q, v, k)), (LAYER, (q, k, v))):
-        attend = LayerAttention.of(layer, spec, cache.layers, basis, plan, scale=SCALE, **run)
+        attend = LayerAttention.of(layer, spec, shape, basis, plan, scale=SCALE, **run)
         out, groups = attend(*new, groups)
     after = cache.sequences.longer_by(count)
     return out, dataclasses.replace(cache, groups=groups, sequences=after)
