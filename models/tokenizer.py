@@ -5,8 +5,9 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from jkvq.models.tools import told_in_text
 from jkvq.support.errors import UserError
 
 # transformers warns on import that it found no PyTorch; only its tokenizers are used here.
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 # One of these holds the vocabulary of a Hugging Face folder.
 _VOCABULARIES = ("tokenizer.json", "tokenizer.model", "tekken.json", "vocab.json")
 
-Message = dict[str, str]  # {"role": "user", "content": "..."}
+Message = dict[str, Any]  # {"role": "user", "content": "..."}
 
 
 @dataclass(frozen=True)
@@ -39,12 +40,33 @@ class Tokenizer:
         """Tokens of plain text, with the leading token if this model's texts begin with one."""
         return list(self.hf.encode(text))
 
-    def encode_chat(self, messages: Sequence[Message], answer_start: str = "") -> list[int]:
-        """Tokens of a conversation, up to where the assistant's next message goes on."""
+    @property
+    def knows_tools(self) -> bool:
+        """Whether the chat template tells the model of tools."""
+        return "tools" in str(self.hf.chat_template)
+
+    def encode_chat(
+        self,
+        messages: Sequence[Message],
+        answer_start: str = "",
+        tools: Sequence[dict[str, Any]] = (),
+    ) -> list[int]:
+        """Tokens of a conversation, up to where the assistant's next message goes on.
+
+        tools: functions that the model may call, as OpenAI writes them. Calls are asked for as
+            Qwen's and Hermes' templates do; a template with a way of its own is refused.
+        """
         if not self.can_chat:
             raise UserError("this model has no chat template; give plain text (--raw, chat=False)")
+        if tools and self.knows_tools and "<tool_call>" not in str(self.hf.chat_template):
+            raise UserError(
+                "tools: this model's chat template writes calls in a way that jkvq cannot read; "
+                "models of Qwen's and Hermes' kind, and those that know no tools, can have them"
+            )
+        if not self.knows_tools:
+            messages, tools = told_in_text(messages, tools), ()
         text = self.hf.apply_chat_template(
-            list(messages), tokenize=False, add_generation_prompt=True
+            list(messages), tools=list(tools) or None, tokenize=False, add_generation_prompt=True
         )
         return list(self.hf.encode(f"{text}{answer_start}", add_special_tokens=False))
 

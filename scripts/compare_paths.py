@@ -95,7 +95,7 @@ def _prefilled(llm: LLM, prompts: list[list[int]]):
         tokens[row, : len(prompt)] = prompt
     count = jnp.asarray([len(prompt) for prompt in prompts], jnp.int32)
     run = llm.config, llm.params, llm.basis, cache, jnp.asarray(tokens), count
-    return prefill_chunk(*run, llm.implementation)
+    return prefill_chunk(*run, llm.implementation)[:2]
 
 
 @functools.partial(jax.jit, static_argnames=("config", "implementation"))

@@ -13,15 +13,20 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jaxtyping import Int
 
 from jkvq.cache.layout import table_columns
 from jkvq.engine.capacity import engine_limits, page_bytes, pools_bytes
 from jkvq.engine.detokenize import TextStream
+from jkvq.engine.drawing.adjust import all_allowed
+from jkvq.engine.drawing.fit import require_fit, stop_tokens
+from jkvq.engine.drawing.grammar import Matcher
+from jkvq.engine.drawing.scores import Scored
 from jkvq.engine.options import Options, options_by_prompt
 from jkvq.engine.prompt import Prompt, as_batch, encode_prompt
 from jkvq.engine.runner import Runner, Start, nothing_known
 from jkvq.engine.steps import Drawn, most_steps
-from jkvq.engine.writer import Generation, Writer
+from jkvq.engine.writer import Handle, Scores, Tops, Writer
 from jkvq.llm import LLM
 from jkvq.scheduling.scheduler import Chunk, Limits, Scheduler
 from jkvq.scheduling.sequence import Sequence
@@ -60,56 +65,18 @@ class Stats:
     evictions: int
 
 
-class Handle:
-    """A request: its text as it comes, its result, and a way to end it.
-
-    Whoever waits for a handle runs the engine meanwhile, for all requests.
-    """
-
-    def __init__(self, engine: "Engine", sequence: Sequence, writer: Writer, start: Start):
-        self.engine, self.sequence, self.writer, self._start = engine, sequence, writer, start
-        self.watched = False
-
-    @property
-    def number(self) -> int:
-        """Of its arrival."""
-        return self.sequence.number
-
-    @property
-    def done(self) -> bool:
-        return self.writer.done
-
-    def __iter__(self) -> Iterator[str]:
-        """Pieces of the text, as it is written; they add up to it."""
-        self.watched = True
-        while True:
-            if text := self.writer.new_text():
-                yield text
-            if self.done:
-                return
-            self.engine.step()
-
-    def result(self) -> Generation:
-        """What came of it, when it has ended; an ``error`` is in it, not raised."""
-        while not self.done:
-            self.engine.step()
-        return self.writer.result(len(self.sequence.prompt), self.sequence.cached)
-
-    def cancel(self) -> None:
-        """Ends it with what there is; its pages are free at once."""
-        self.engine.cancel(self)
-
-    def starts(self) -> Start:
-        """How its slot begins: with what it has drawn before, if it was preempted."""
-        known = self.writer.tokens[0] if self.writer.tokens else -1
-        return self._start._replace(slot=self.sequence.slot, known=known)
-
-
 class _Launched(NamedTuple):
     """Tokens that a launch draws: of whom in which row, in which of their runs."""
 
     drawn: Drawn
     rows: list[tuple[int, Handle, int]]
+
+
+class _Scored(NamedTuple):
+    """Log probabilities of prompts that a launch reckons: of which chunk of whom in which row."""
+
+    scored: Scored
+    rows: list[tuple[int, Handle, Chunk]]
 
 
 class Engine:
@@ -154,7 +121,7 @@ class Engine:
         self._runner = Runner(llm, limits)
         self._pool_bytes, self._page_bytes = pools_bytes(llm, limits), page_bytes(llm)
         self._handles: dict[int, Handle] = {}  # of requests that have not ended, by their number
-        self._unread: deque[_Launched] = deque()
+        self._unread: deque[_Launched | _Scored] = deque()
         self._lock = threading.RLock()
         self._arrived = self._prefilled = self._cached = self._drawn = 0
         on_cpu = jax.default_backend() == "cpu"
@@ -226,15 +193,23 @@ class Engine:
         self, tokens: list[int], options: Options, label: str | None = None
     ) -> Handle:
         """Takes a prompt of checked tokens, with a seed; an error calls it by ``label``."""
+        require_fit(self.llm, options)
         llm, stops = self.llm, stop_tokens(self.llm, options)
         with self._lock:
-            budget = self.budget(len(tokens), options.max_new_tokens)
-            sequence = Sequence(self._arrived, tokens, budget)
+            budget = self.budget(len(tokens), max(options.max_new_tokens, 1))
+            scored, silent = options.prompt_logprobs, options.max_new_tokens == 0
+            sequence = Sequence(self._arrived, tokens, budget, scored=scored)
             stream = TextStream(llm.tokenizer, options.stop_strings)
             label, seed = label or f"request {self._arrived}", options.sampling.seed
-            writer = Writer(stream, label, stops, seed)
-            start = Start(-1, tokens, budget, sorted(stops), options.sampling, -1)
-            handle = Handle(self, sequence, writer, start)
+            matcher = None
+            if options.grammar is not None:
+                matcher = Matcher(llm.tokenizer, llm.config.vocab, options.grammar)
+            writer = Writer(stream, label, stops, seed, silent=silent, matcher=matcher)
+            tops = options.top_logprobs
+            start = Start(
+                *(-1, tokens, budget, sorted(stops), options.sampling, -1, bool(tops), None)
+            )
+            handle = Handle(self, sequence, writer, start, tops)
             self._scheduler.submit(sequence)
             self._handles[self._arrived] = handle
             self._arrived += 1
@@ -251,17 +226,26 @@ class Engine:
         """A tick; returns the requests that have something new."""
         with self._lock:
             watched = any(handle.watched for handle in self._handles.values())
+            # A grammar must have seen all tokens before it says which may come next.
+            waits = any(handle.writer.matcher for handle in self._handles.values())
             steps = self._short if watched or self._scheduler.reads else self._long
-            plan = self._scheduler.plan(steps)
+            steps, ahead = (1, 0) if waits else (steps, self._ahead)
+            plan, changed = self._scheduler.plan(steps), []
             for group in plan.groups:
                 self._prefill(group)
-            if plan.decoding:
-                self._burst([(self._handles[each.number], at) for each, at in plan.decoding], steps)
-            ahead = self._ahead if plan.decoding else 0
-            changed: list[Handle] = []
-            while len(self._unread) > ahead:
-                changed += self._read(self._unread.popleft())
-            return changed
+            if waits:
+                changed += self._read_until(0)
+            going = [
+                (each.number, at) for each, at in plan.decoding if each.number in self._handles
+            ]
+            if going:
+                self._burst([(self._handles[number], at) for number, at in going], steps)
+            return [*changed, *self._read_until(ahead if going else 0)]
+
+    def _read_until(self, ahead: int) -> Iterator[Handle]:
+        """Reads what was launched, but for the latest."""
+        while len(self._unread) > ahead:
+            yield from self._read(self._unread.popleft())
 
     def _prefill(self, group: list[Chunk]) -> None:
         width = self._scheduler.width(max(chunk.end - chunk.start for chunk in group))
@@ -275,7 +259,10 @@ class Engine:
         for row, handle in ends:
             starts[row] = handle.starts()
 
-        hidden = self._runner.prefill(group, width)
+        hidden, scored = self._runner.prefill(group, width)
+        if scored is not None:
+            rows = [(row, handles[row], chunk) for row, chunk in enumerate(group)]
+            self._unread.append(_Scored(scored, [each for each in rows if each[2].sequence.scored]))
         if ends:
             self._launched(self._runner.join(hidden, starts), ends)
 
@@ -293,16 +280,31 @@ class Engine:
             known[sequence.slot, : len(again)] = again
         columns = min(limits.columns, table_columns(longest, self.llm.spec))
         now = tables[:, :, :columns].copy()
-        drawn = self._runner.burst(now, keep, known, steps)
+        allowed = self._allowed([handle for handle, _ in handles])
+        drawn = self._runner.burst(now, keep, known, steps, allowed)
         self._launched(drawn, [(handle.sequence.slot, handle) for handle, _ in handles])
+
+    def _allowed(self, handles: list[Handle]) -> Int[np.ndarray, "B W"] | None:
+        """A bit for each token that each slot may draw; None if nobody has a grammar."""
+        matchers = [(each.sequence.slot, each.writer.matcher) for each in handles]
+        if not any(matcher for _, matcher in matchers):
+            return None
+        allowed = all_allowed(self.slots, self.llm.config.vocab)
+        for slot, matcher in matchers:
+            if matcher is not None:
+                allowed[slot] = matcher.allowed()
+        return allowed
 
     def _launched(self, drawn: Drawn, rows: list[tuple[int, Handle]]) -> None:
         """Notes what is to be read later."""
         rows_of_runs = [(row, handle, handle.sequence.run) for row, handle in rows]
         self._unread.append(_Launched(drawn, rows_of_runs))
 
-    def _read(self, launched: _Launched) -> Iterator[Handle]:
+    def _read(self, launched: _Launched | _Scored) -> Iterator[Handle]:
         """Takes what a launch has drawn, and ends the requests that have ended by it."""
+        if isinstance(launched, _Scored):
+            _read_prompts(launched)
+            return
         host: Any = jax.device_get(launched.drawn)
         for row, handle, run in launched.rows:
             sequence, writer = handle.sequence, handle.writer
@@ -318,6 +320,7 @@ class Engine:
             try:
                 writer.take(
                     *(host.tokens[row, new].tolist(), host.logprobs[row, new].tolist()),
+                    _tops_at(host.tops, (row, new), handle.tops),
                     ended=ended,
                     failed=failed,
                 )
@@ -334,18 +337,28 @@ class Engine:
             self._unread.clear()
 
 
+def _read_prompts(launched: _Scored) -> None:
+    host: Any = jax.device_get(launched.scored)
+    for row, handle, (sequence, start, end, _) in launched.rows:
+        behind = slice(0, min(end, len(sequence.prompt) - 1) - start)
+        tokens = sequence.prompt[start + 1 : end + 1]
+        tops: list[Tops | None] = [*_tops_at(host.tops, (row, behind), handle.tops)]
+        if start == 0:  # nothing stands before the first token
+            first = Scores([sequence.prompt[0]], [None], [None] if handle.tops else [])
+            handle.writer.take_prompt(0, first)
+        logprobs = host.logprobs[row, behind].tolist()
+        handle.writer.take_prompt(start + 1, Scores([*tokens], logprobs, tops))
+
+
+def _tops_at(host: Any, places: tuple[int, slice], count: int) -> list[Tops]:
+    """The likeliest ``count`` tokens at some places."""
+    if not count:
+        return []
+    pairs = zip(host.tokens[places].tolist(), host.logprobs[places].tolist(), strict=True)
+    return [dict(zip(tokens[:count], logprobs, strict=False)) for tokens, logprobs in pairs]
+
+
 def require_llm(llm: Any) -> None:
     """Refuses what has no cache to run with."""
     if not isinstance(llm, LLM):
         raise UserError(f"{shown(llm)} cannot generate: give what jkvq.load returns")
-
-
-def stop_tokens(llm: LLM, options: Options) -> frozenset[int]:
-    """The tokens that end a text, the model's own among them."""
-    for token in options.stop_tokens:
-        if token >= llm.config.vocab:
-            raise UserError(
-                f"stop_tokens: token {token} is outside the vocabulary of {llm.config.vocab} tokens"
-            )
-    own = frozenset() if options.ignore_eos else llm.tokenizer.stop_tokens
-    return frozenset({*options.stop_tokens, *own})

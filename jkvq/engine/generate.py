@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import Any, overload
 
 from jkvq.engine.capacity import call_limits
-from jkvq.engine.engine import Engine, Handle, require_llm, stop_tokens
+from jkvq.engine.drawing.fit import require_fit
+from jkvq.engine.engine import Engine, Handle, require_llm
 from jkvq.engine.options import Options, options_by_prompt
 from jkvq.engine.prompt import Prompt, as_batch, encode_prompt
 from jkvq.engine.writer import Generation
@@ -102,7 +103,7 @@ def _submitted(llm: LLM, prompts: Sequence[Prompt], options: list[Options]) -> l
         for prompt, each in zip(prompts, options, strict=True)
     ]
     for each in options:
-        stop_tokens(llm, each)  # refuses what is none
+        require_fit(llm, each)
     budgets = _budgets(llm.config.context, tokens, options)
     lengths = [len(row) + budget for row, budget in zip(tokens, budgets, strict=True)]
     engine = Engine.of(llm, call_limits(llm, lengths))

@@ -3,12 +3,12 @@
 import dataclasses
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from jkvq.engine.sampling import Sampling
+from jkvq.engine.sampling import MOST_TOPS, Sampling
 from jkvq.support.arguments import INT32, flag, refusal, shown, whole
 from jkvq.support.errors import UserError, nearest
 
@@ -17,8 +17,10 @@ from jkvq.support.errors import UserError, nearest
 class Options:
     """What `generate` and `stream` take, checked when it is made.
 
-    max_new_tokens: at most so many; the model's context may end the text earlier.
-    temperature, top_k, top_p, min_p, repetition_penalty: see `jkvq.engine.sampling.Sampling`.
+    max_new_tokens: at most so many; the model's context may end the text earlier. 0 goes with
+        prompt_logprobs: the prompt alone is looked at.
+    temperature, top_k, top_p, min_p, repetition_penalty, frequency_penalty, presence_penalty,
+        logit_bias: see `jkvq.engine.sampling.Sampling`.
     seed: of the random stream, from 0 to 2**64 - 1; None draws a new one for each prompt. With one
         seed each prompt of a list has a stream of its own: the first has the seed itself, the
         others seeds made of it and their place, and `Generation.seed` is what gives that prompt the
@@ -27,6 +29,9 @@ class Options:
     stop_tokens: tokens that end it, besides the model's own.
     ignore_eos: go on past the model's own stop tokens.
     chat: wrap text in the model's chat template; None does so if the model has one.
+    top_logprobs: so many of the likeliest tokens are told wherever one is drawn, up to 20.
+    prompt_logprobs: the tokens of the prompt are scored too; nothing stored is used for it.
+    grammar: that the text follows, as llguidance writes it; `json_grammar` makes one of a schema.
     answer_start: text with which the answer begins, given to the model; what is generated follows
         it.
     """
@@ -37,11 +42,17 @@ class Options:
     top_p: float = 1.0
     min_p: float = 0.0
     repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
     seed: int | None = None
     stop: str | Sequence[str] | None = ()
     stop_tokens: Sequence[int] = ()
     ignore_eos: bool = False
     chat: bool | None = None
+    top_logprobs: int = 0
+    prompt_logprobs: bool = False
+    grammar: str | None = None
     answer_start: str = ""
 
     def __post_init__(self):
@@ -50,35 +61,40 @@ class Options:
             **rules,
             "seed": None if self.seed is None else rules["seed"],
             "max_new_tokens": whole(
-                "max_new_tokens", self.max_new_tokens, 1, INT32, "a whole number, 1 or more"
+                *("max_new_tokens", self.max_new_tokens),
+                *(0 if self.prompt_logprobs else 1, INT32, "a whole number, 1 or more"),
             ),
+            "top_logprobs": whole(
+                *("top_logprobs", self.top_logprobs, 0, MOST_TOPS),
+                f"a whole number from 0 to {MOST_TOPS}",
+            ),
+            "prompt_logprobs": flag("prompt_logprobs", self.prompt_logprobs),
             "stop": _strings(self.stop),
             "stop_tokens": _tokens(self.stop_tokens),
             "ignore_eos": flag("ignore_eos", self.ignore_eos),
             "chat": None if self.chat is None else flag("chat", self.chat),
+            "grammar": None if self.grammar is None else _text("grammar", self.grammar),
             "answer_start": _text("answer_start", self.answer_start),
         }
+        if self.ignore_eos and self.grammar is not None:
+            raise UserError("ignore_eos=True: a text with a grammar ends where that does; leave it")
         for name, value in checked.items():
             object.__setattr__(self, name, value)
 
     @property
     def sampling(self) -> Sampling:
         """How tokens are drawn."""
-        return Sampling(
-            self.repetition_penalty,
-            self.temperature,
-            self.top_k,
-            self.top_p,
-            self.min_p,
-            0 if self.seed is None else self.seed,
-        )
+        names = [rule.name for rule in dataclasses.fields(Sampling)]
+        rules: dict[str, Any] = {name: getattr(self, name) for name in names}
+        rules["seed"] = 0 if self.seed is None else self.seed
+        return Sampling(**rules)
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
         return tuple(self.stop or ())
 
 
-_NAMES = [field.name for field in dataclasses.fields(Options)]
+_NAMES = [each.name for each in dataclasses.fields(Options)]
 
 
 def options_by_prompt(

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 import numpy as np
 from jinja2 import TemplateError
@@ -37,14 +37,19 @@ def as_batch(prompts) -> tuple[list[Prompt], bool]:
 
 
 def encode_prompt(
-    llm: LLM | Model, prompt: Prompt, chat: bool | None, answer_start: str = ""
+    llm: LLM | Model,
+    prompt: Prompt,
+    chat: bool | None,
+    answer_start: str = "",
+    tools: Sequence[dict[str, Any]] = (),
 ) -> list[int]:
     """Tokens of a prompt from `as_batch`: at least one and fewer than the model's context.
 
     chat: wrap text in the chat template; None does so if the model has one.
     answer_start: text behind the prompt, with which the answer begins.
+    tools: functions that a conversation may call.
     """
-    tokens = prompt_tokens(llm, prompt, chat, answer_start)
+    tokens = prompt_tokens(llm, prompt, chat, answer_start, tools)
     if not tokens:
         raise UserError(
             f"the prompt {shown(prompt)} has 0 tokens in this model's vocabulary: give other text, "
@@ -59,7 +64,11 @@ def encode_prompt(
 
 
 def prompt_tokens(
-    llm: LLM | Model, prompt: Prompt, chat: bool | None, answer_start: str = ""
+    llm: LLM | Model,
+    prompt: Prompt,
+    chat: bool | None,
+    answer_start: str = "",
+    tools: Sequence[dict[str, Any]] = (),
 ) -> list[int]:
     """The same, however many they are."""
     if isinstance(prompt, str):
@@ -67,7 +76,7 @@ def prompt_tokens(
             return _encode_chat(llm, [{"role": "user", "content": prompt}], answer_start)
         return llm.tokenizer.encode(prompt + answer_start)
     if _is_conversation(prompt):
-        return _encode_chat(llm, prompt, answer_start)
+        return _encode_chat(llm, prompt, answer_start, tools)
     assert _is_tokens(prompt)
     if answer_start:
         raise UserError(
@@ -143,9 +152,14 @@ def _require_unicode(text: str) -> None:
         ) from None
 
 
-def _encode_chat(llm: LLM | Model, messages: Sequence[Message], answer_start: str) -> list[int]:
+def _encode_chat(
+    llm: LLM | Model,
+    messages: Sequence[Message],
+    answer_start: str,
+    tools: Sequence[dict[str, Any]] = (),
+) -> list[int]:
     try:
-        return llm.tokenizer.encode_chat(messages, answer_start)
+        return llm.tokenizer.encode_chat(messages, answer_start, tools)
     except TemplateError as error:  # such as roles that do not alternate
         raise UserError(f"the model's chat template refuses these messages: {error}") from None
 

@@ -1,15 +1,17 @@
 """Drawing the next token, each sequence by its own rules and its own random stream."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
-from jkvq.support.arguments import INT32, number, whole
+from jkvq.support.arguments import INT32, number, refusal, whole
+
+MOST_TOPS = 20  # of the likeliest tokens that can be told; OpenAI's
 
 
 @dataclass(frozen=True)
@@ -18,6 +20,10 @@ class Sampling:
 
     repetition_penalty: scores of tokens seen in the prompt or the text are divided by it where
         positive and multiplied where negative; 1 is off.
+    frequency_penalty: is taken from a token's score for every time that it is in the text, without
+        the prompt; 0 is off.
+    presence_penalty: is taken from it once if it is in the text at all; 0 is off.
+    logit_bias: what is added to the scores of single tokens, by token.
     temperature: scores are divided by it; 0 takes the most likely token.
     top_k: only the k most likely tokens (and those tied with the last); 0 is off.
     top_p: of those, the fewest most likely whose probability reaches p; 1 is off.
@@ -26,6 +32,9 @@ class Sampling:
     """
 
     repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
@@ -36,10 +45,27 @@ class Sampling:
         for name, (check, *allowed) in _ALLOWED.items():
             object.__setattr__(self, name, check(name, getattr(self, name), *allowed))
 
+    @property
+    def adjusts(self) -> bool:
+        """Whether scores change by more than what is always there."""
+        return bool(self.frequency_penalty or self.presence_penalty or self.logit_bias)
+
+
+def _biases(name: str, given: Any, allowed: str) -> dict[int, float]:
+    if not isinstance(given, Mapping):
+        raise refusal(name, given, allowed)
+    return {
+        whole(name, token, 0, INT32, allowed): number(name, value, -100, 100, allowed)
+        for token, value in given.items()
+    }
+
 
 _ABOVE_0, _FINITE = 2.0**-126, 2.0**127  # as float32, which they become
 _ALLOWED = {
     "repetition_penalty": (number, _ABOVE_0, _FINITE, "a number above 0; 1 is off"),
+    "frequency_penalty": (number, -2, 2, "a number from -2 to 2; 0 is off"),
+    "presence_penalty": (number, -2, 2, "a number from -2 to 2; 0 is off"),
+    "logit_bias": (_biases, "a number from -100 to 100 for each token"),
     "temperature": (number, 0, _FINITE, "a number, 0 (most likely token) or more"),
     "top_k": (whole, 0, INT32, f"a whole number from 1 to {INT32}, or 0 for off"),
     "top_p": (number, _ABOVE_0, 1, "a number above 0 and at most 1; 1 is off"),
@@ -54,6 +80,8 @@ class SamplerArrays:
     """The `Sampling` of each sequence of a batch, stacked; a seed as its high and its low word."""
 
     repetition_penalty: Float[Array, " B"]
+    frequency_penalty: Float[Array, " B"]
+    presence_penalty: Float[Array, " B"]
     temperature: Float[Array, " B"]
     top_k: Int[Array, " B"]
     top_p: Float[Array, " B"]
@@ -67,6 +95,8 @@ class SamplerArrays:
 
         return cls(
             column("repetition_penalty", np.float32),
+            column("frequency_penalty", np.float32),
+            column("presence_penalty", np.float32),
             column("temperature", np.float32),
             column("top_k", np.int32),
             column("top_p", np.float32),
@@ -95,14 +125,18 @@ def sample(
     step: Int[Array, " B"],
     sampler: SamplerArrays,
     draws: Draws,
+    added: Float[Array, "B V"] | None = None,
 ) -> Int[Array, " B"]:
     """One token per sequence: the ``step``-th draw of its stream, whatever else is in the batch.
 
-    The host says what ``draws`` takes, as a GPU that branches asks its host and waits.
+    What is ``added`` to the scores comes after the repetition penalty. The host says what ``draws``
+    takes, as a GPU that branches asks its host and waits.
     """
     penalty = sampler.repetition_penalty[:, None]
     penalized = jnp.where(logits > 0, logits / penalty, logits * penalty)
     logits = jnp.where(seen, penalized, logits)
+    if added is not None:
+        logits = logits + added
     likeliest = logits.argmax(-1).astype(jnp.int32)
     if draws == "greedy":
         return likeliest

@@ -17,8 +17,10 @@ from jkvq.attention.pack import pack_due
 from jkvq.cache.basis import Basis
 from jkvq.cache.layout import PACK_EVERY, KVCache
 from jkvq.cache.specs.spec import CacheSpec
+from jkvq.engine.drawing.adjust import Adjust
+from jkvq.engine.drawing.scores import Scored, Tops, logprob_of, score, tops_of
 from jkvq.engine.forward import forward
-from jkvq.engine.sampling import Draws, SamplerArrays, sample
+from jkvq.engine.sampling import MOST_TOPS, Draws, SamplerArrays, sample
 from jkvq.models.config import ModelConfig
 from jkvq.models.decoder import Params, logits
 from jkvq.pallas_kernels.types import Implementation
@@ -39,6 +41,7 @@ class Decoding:
     seen: Bool[Array, "B V"]  # tokens of the prompt and the text
     stop_tokens: Int[Array, "B E"]  # of each one, padded with -1
     sampler: SamplerArrays
+    adjust: Adjust | None = None  # while somebody asks for it
 
 
 @jax.tree_util.register_dataclass
@@ -47,6 +50,7 @@ class Drawn:
     """What one launch has drawn: row b holds its first ``count[b]`` tokens, then padding.
 
     active, failed: as in `Decoding`, after it.
+    tops: the likeliest tokens where each was drawn, if somebody asks for them.
     """
 
     tokens: Int[Array, "B burst"]
@@ -54,6 +58,7 @@ class Drawn:
     count: Int[Array, " B"]
     active: Bool[Array, " B"]
     failed: Bool[Array, " B"]
+    tops: Tops | None = None
 
 
 def prefill_chunk(
@@ -64,12 +69,17 @@ def prefill_chunk(
     tokens: Int[Array, "B T"],
     count: Int[Array, " B"],
     implementation: Implementation = "reference",
-) -> tuple[KVCache, Float[Array, "B D"]]:
-    """Stores a chunk of each prompt, and returns the hidden states of their last tokens."""
+    following: Int[Array, "B T"] | None = None,
+) -> tuple[KVCache, Float[Array, "B D"], Scored | None]:
+    """Stores a chunk of each prompt, and returns the hidden states of their last tokens.
+
+    ``following`` are the tokens behind each of them, which are scored if they are given.
+    """
     hidden, cache = forward(
         config, params, basis, cache, tokens, count, phase="prefill", implementation=implementation
     )
-    return cache, _last(hidden, count)
+    scored = None if following is None else score(config, params, hidden, following)
+    return cache, _last(hidden, count), scored
 
 
 @jax.jit
@@ -78,7 +88,7 @@ def _last(hidden: Float[Array, "B T D"], count: Int[Array, " B"]) -> Float[Array
 
 
 @functools.partial(
-    jax.jit, static_argnames=("config", "draws"), donate_argnames=("state", "length")
+    jax.jit, static_argnames=("config", "draws", "tops"), donate_argnames=("state", "length")
 )
 def join(
     config: ModelConfig,
@@ -91,12 +101,14 @@ def join(
     stored: Int[Array, " R"],
     known: Int[Array, " R"],
     draws: Draws,
+    tops: bool,
 ) -> tuple[Decoding, Int[Array, " B"], Drawn]:
     """Draws the first token of R prompts, and puts them into their slots.
 
     A slot past the end stands for padding. ``known`` is a token that is drawn in any case, or -1.
+    With ``tops`` the likeliest tokens are told too.
     """
-    new, drawn = _draw(logits(config, params, hidden), new, known, draws)
+    new, drawn = _draw(logits(config, params, hidden), new, known, draws, tops)
     state = jax.tree.map(lambda all, own: all.at[slot].set(own, mode="drop"), state, new)
     return state, length.at[slot].set(stored, mode="drop"), drawn
 
@@ -112,6 +124,7 @@ def decode_burst(
     limit: int,
     draws: Draws,
     implementation: Implementation = "reference",
+    tops: bool = False,
 ) -> tuple[KVCache, Decoding, Drawn]:
     """Draws up to ``limit`` more tokens per sequence.
 
@@ -125,15 +138,21 @@ def decode_burst(
     """
     run_layers = layer_by_layer if _on_cpu() else all_layers
     state = dataclasses.replace(state, active=_and(state.active, keep))
+    plain = _plain(state)
     if cache.spec.windowed:
-        cache = _pack(cache, basis, state, np.int32(limit), implementation)
-    known, burst = jax.device_put(known), _begin(state)
+        cache = _pack(cache, basis, plain, np.int32(limit), implementation)
+    known, burst = jax.device_put(known), _begin(plain, _tops_at_a_place(config, tops))
     for _ in range(limit):
         if _on_cpu() and not np.asarray(state.active).any():
             break
-        hidden, cache = run_layers(config, params, basis, cache, state, implementation)
-        state, burst = _draw_next(config, params, hidden, state, known, burst, draws)
+        hidden, cache = run_layers(config, params, basis, cache, _plain(state), implementation)
+        state, burst = _draw_next(config, params, hidden, state, known, burst, draws, tops)
     return cache, state, burst.drawn
+
+
+def _plain(state: Decoding) -> Decoding:
+    """What the layers see, whose programs take long to compile, whoever is in the batch."""
+    return dataclasses.replace(state, adjust=None)
 
 
 def _on_cpu() -> bool:
@@ -191,39 +210,55 @@ class _Burst:
     drawn: Drawn
 
 
-@jax.jit
-def _begin(state: Decoding) -> _Burst:
+def _tops_at_a_place(config: ModelConfig, tops: bool) -> int:
+    return min(MOST_TOPS, config.vocab) if tops else 0
+
+
+@functools.partial(jax.jit, static_argnames="tops")
+def _begin(state: Decoding, tops: int) -> _Burst:
     shape = len(state.token), BURST
     nothing = jnp.zeros(shape, jnp.int32), jnp.zeros(shape, jnp.float32), jnp.zeros_like(state.made)
     # The steps give these away, so they are no arrays of the state.
-    ended = (jnp.logical_or(x, False) for x in (state.active, state.failed))
-    return _Burst(jnp.int32(0), Drawn(*nothing, *ended))
+    active, failed = (jnp.logical_or(x, False) for x in (state.active, state.failed))
+    no_tops = Tops(jnp.zeros((*shape, tops), jnp.int32), jnp.zeros((*shape, tops), jnp.float32))
+    return _Burst(jnp.int32(0), Drawn(*nothing, active, failed, no_tops if tops else None))
 
 
-@functools.partial(jax.jit, static_argnames=("config", "draws"), donate_argnames=("state", "burst"))
-def _draw_next(config, params, hidden, state: Decoding, known, burst: _Burst, draws: Draws):
+@functools.partial(
+    jax.jit, static_argnames=("config", "draws", "tops"), donate_argnames=("state", "burst")
+)
+def _draw_next(
+    config, params, hidden, state: Decoding, known, burst: _Burst, draws: Draws, tops: bool
+):
     """A token of each sequence, after its hidden states."""
     step, drawn = burst.step, burst.drawn
     now = jax.lax.dynamic_index_in_dim(known, step, axis=1, keepdims=False)
-    state, new = _draw(logits(config, params, hidden[:, 0]), state, now, draws)
-    tokens, logprobs = (
-        jax.lax.dynamic_update_slice(all, one, (0, step))
-        for all, one in ((drawn.tokens, new.tokens), (drawn.logprobs, new.logprobs))
+    state, new = _draw(logits(config, params, hidden[:, 0]), state, now, draws, tops)
+    tokens, logprobs, likeliest = jax.tree.map(
+        lambda all, one: jax.lax.dynamic_update_slice_in_dim(all, one, step, axis=1),
+        (drawn.tokens, drawn.logprobs, drawn.tops),
+        (new.tokens, new.logprobs, new.tops),
     )
-    drawn = Drawn(tokens, logprobs, drawn.count + new.count, new.active, new.failed)
+    count = drawn.count + new.count
+    drawn = Drawn(tokens, logprobs, count, new.active, new.failed, likeliest)
     return state, _Burst(step + 1, drawn)
 
 
 def _draw(
-    scores: Float[Array, "B V"], state: Decoding, known: Int[Array, " B"], draws: Draws
+    scores: Float[Array, "B V"],
+    state: Decoding,
+    known: Int[Array, " B"],
+    draws: Draws,
+    tops: bool,
 ) -> tuple[Decoding, Drawn]:
     """Draws a token for each active sequence; its log-probability is the model's own."""
     before, active = state.made, state.active.astype(jnp.int32)
     failed = state.failed | (state.active & jnp.isnan(scores).any(-1))
-    token = sample(scores, state.seen, state.made, state.sampler, draws)
+    adjust = state.adjust
+    added = None if adjust is None else adjust.added(state.sampler)
+    token = sample(scores, state.seen, state.made, state.sampler, draws, added)
     token = jnp.where(known >= 0, known, token)
     token = jnp.where(state.active, token, state.token)
-    chosen = jnp.take_along_axis(scores, token[:, None], axis=1)[:, 0]
     made = before + active
     stopped = (token[:, None] == state.stop_tokens).any(-1)
     row = jnp.arange(token.shape[0])
@@ -234,7 +269,9 @@ def _draw(
         active=state.active & ~stopped & ~failed & (made < state.budget),
         failed=failed,
         seen=state.seen.at[row, token].set(True),
+        adjust=None if adjust is None else adjust.counted(token, state.active),
     )
-    logprob = chosen - jax.nn.logsumexp(scores, axis=-1)
-    drawn = Drawn(token[:, None], logprob[:, None], active, state.active, failed)
+    likeliest = jax.tree.map(lambda x: x[:, None], tops_of(scores)) if tops else None
+    logprob = logprob_of(scores, token)
+    drawn = Drawn(token[:, None], logprob[:, None], active, state.active, failed, likeliest)
     return state, drawn

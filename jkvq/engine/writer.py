@@ -1,14 +1,42 @@
 """What comes of a request: its tokens as they are read from the device, its text, its end."""
 
 import time
-from collections.abc import Collection
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
 
 from jkvq.engine.detokenize import TextStream
+from jkvq.engine.drawing.grammar import Matcher
+from jkvq.engine.runner import Start
+from jkvq.scheduling.sequence import Sequence
 from jkvq.support.compile_clock import Compiling, compiling
 
 FinishReason = Literal["stop", "length", "error", "cancelled"]
+
+
+Tops = dict[int, float]  # the likeliest tokens and their log probabilities, the likeliest first
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Tokens with their log probabilities, and those of the likeliest.
+
+    logprobs: of the first token of a prompt there is none.
+    tops: empty unless they were asked for.
+    """
+
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float | None] = field(default_factory=list)
+    tops: list[Tops | None] = field(default_factory=list)
+
+    def extend(self, other: "Scores") -> None:
+        """Takes what follows."""
+        self.tokens.extend(other.tokens)
+        self.logprobs.extend(other.logprobs)
+        self.tops.extend(other.tops)
+
+    def from_on(self, start: int) -> "Scores":
+        return Scores(self.tokens[start:], self.logprobs[start:], self.tops[start:])
 
 
 @dataclass(frozen=True)
@@ -36,6 +64,8 @@ class Generation:
     seed: gives this prompt the same text alone or in any list.
     error: what ended it, if its finish_reason is "error"; other prompts go on.
     cached_tokens: of the prompt, those that another had stored before.
+    top_logprobs: the likeliest tokens where each was drawn, as many as were asked for.
+    prompt: the tokens of the prompt as the model scores them, if `Options.prompt_logprobs` is set.
     """
 
     text: str
@@ -47,6 +77,8 @@ class Generation:
     timings: Timings
     error: str | None = None
     cached_tokens: int = 0
+    top_logprobs: list[Tops] = field(default_factory=list)
+    prompt: Scores = field(default_factory=Scores)
 
 
 class _Clock:
@@ -79,10 +111,22 @@ class Writer:
 
     label: what an error calls it, such as "prompt 0".
     stops: the tokens that end it.
+    silent: what is drawn is not wanted, the prompt alone is.
+    matcher: of the grammar that it follows.
     """
 
-    def __init__(self, text: TextStream, label: str, stops: Collection[int], seed: int):
+    def __init__(
+        self,
+        text: TextStream,
+        label: str,
+        stops: Collection[int],
+        seed: int,
+        *,
+        silent: bool = False,
+        matcher: Matcher | None = None,
+    ):
         self._stream, self._label, self._stops, self._seed = text, label, stops, seed
+        self._silent, self.matcher = silent, matcher
         self._clock = _Clock()
         self._timings = Timings(0.0, 0.0, 0.0, 0.0)  # until it has ended
         self._given: list[str] = []
@@ -91,19 +135,39 @@ class Writer:
         self._error: str | None = None
         self.tokens: list[int] = []
         self.logprobs: list[float] = []
+        self.tops: list[Tops] = []
+        self.prompt = Scores()
         self.done = False
 
-    def take(self, tokens: list[int], logprobs: list[float], *, ended: bool, failed: bool) -> None:
+    def take_prompt(self, start: int, scores: Scores) -> None:
+        """Takes the tokens from ``start`` on of the prompt, unless an earlier run brought them."""
+        if start == len(self.prompt.tokens):
+            self.prompt.extend(scores)
+
+    def take(
+        self,
+        tokens: list[int],
+        logprobs: list[float],
+        tops: list[Tops],
+        *,
+        ended: bool,
+        failed: bool,
+    ) -> None:
         """Takes new tokens; ``ended``: no more come, ``failed``: as the last is no number."""
         self._clock.mark_first_token()
+        taken = 0 if self._silent else len(tokens)
         if failed:  # what was drawn from scores that are not numbers is no token
-            tokens, logprobs = tokens[:-1], logprobs[:-1]
-        for token, logprob in zip(tokens, logprobs, strict=True):
+            taken = len(tokens) - 1
+        for place in range(taken):
+            token = tokens[place]
             self.tokens.append(token)
-            self.logprobs.append(logprob)
-            if token not in self._stops:
+            self.logprobs.append(logprobs[place])
+            self.tops += tops[place : place + 1]
+            complete = token in self._stops
+            if not complete:
                 self._stream.add(token)
-            if token in self._stops or self._stream.stopped:
+                complete = self.matcher is not None and self.matcher.take(token)
+            if complete or self._stream.stopped:
                 self._reason = "stop"
                 break
         if failed and self._reason == "length":
@@ -139,6 +203,16 @@ class Writer:
         self._given.append(text)
         return text
 
+    def scores(self, start: int) -> Scores:
+        """What was drawn from ``start`` on; all of it has that of the prompt before it."""
+        logprobs: list[float | None] = [*self.logprobs[start:]]
+        drawn = Scores(self.tokens[start:], logprobs, [*self.tops[start:]])
+        if start or not self.prompt.tokens:
+            return drawn
+        scores = self.prompt.from_on(0)
+        scores.extend(drawn)
+        return scores
+
     def result(self, prompt_tokens: int, cached_tokens: int) -> Generation:
         return Generation(
             "".join(self._given) + self._new,
@@ -150,4 +224,68 @@ class Writer:
             self._timings,
             self._error,
             cached_tokens,
+            self.tops,
+            self.prompt,
         )
+
+
+class Ticking(Protocol):
+    """An engine, as a request sees it."""
+
+    def step(self) -> "list[Handle]":
+        """A tick, for all requests."""
+        ...
+
+    def cancel(self, handle: "Handle") -> None:
+        """Ends a request."""
+        ...
+
+
+class Handle:
+    """A request: its text as it comes, its result, and a way to end it.
+
+    Whoever waits for a handle runs the engine meanwhile, for all requests.
+    """
+
+    def __init__(
+        self, engine: Ticking, sequence: Sequence, writer: Writer, start: Start, tops: int
+    ):
+        self.engine, self.sequence, self.writer, self._start = engine, sequence, writer, start
+        self.tops = tops  # likeliest tokens to tell, at each place
+        self.watched = False
+
+    @property
+    def number(self) -> int:
+        """Of its arrival."""
+        return self.sequence.number
+
+    @property
+    def done(self) -> bool:
+        return self.writer.done
+
+    def __iter__(self) -> Iterator[str]:
+        """Pieces of the text, as it is written; they add up to it."""
+        self.watched = True
+        while True:
+            if text := self.writer.new_text():
+                yield text
+            if self.done:
+                return
+            self.engine.step()
+
+    def result(self) -> Generation:
+        """What came of it, when it has ended; an ``error`` is in it, not raised."""
+        while not self.done:
+            self.engine.step()
+        return self.writer.result(len(self.sequence.prompt), self.sequence.cached)
+
+    def cancel(self) -> None:
+        """Ends it with what there is; its pages are free at once."""
+        self.engine.cancel(self)
+
+    def starts(self) -> Start:
+        """How its slot begins: with what it has drawn before, if it was preempted."""
+        known = self.writer.tokens[0] if self.writer.tokens else -1
+        matcher = self.writer.matcher
+        allowed = None if matcher is None else matcher.allowed()
+        return self._start._replace(slot=self.sequence.slot, known=known, allowed=allowed)

@@ -7,6 +7,7 @@ from typing import Any
 
 from jkvq.engine.writer import FinishReason, Generation
 from jkvq.openai.body import Form
+from jkvq.openai.calls import Said
 
 _KINDS: dict[Form, tuple[str, str]] = {
     "chat": ("chat.completion", "chat.completion.chunk"),
@@ -31,35 +32,47 @@ class Reply:
     created: int = field(default_factory=lambda: int(time.time()))
 
     def whole(
-        self, written: Sequence[Generation], n: int = 1, logprobs: Sequence[Any] | None = None
+        self,
+        written: Sequence[Generation],
+        n: int = 1,
+        logprobs: Sequence[Any] | None = None,
+        said: Sequence[Said] | None = None,
     ) -> dict[str, Any]:
-        """The answer to prompts with ``n`` texts each, which stand beside each other."""
+        """The answer to prompts with ``n`` texts each, which stand beside each other.
+
+        said: what each text comes to; by default itself.
+        """
+        said = said or [Said(each.text) for each in written]
         choices = [
             {
                 "index": index,
-                **self._text("message", each.text, {"role": "assistant"}),
+                **self._said("message", each, {"role": "assistant"}),
                 "logprobs": logprobs[index] if logprobs else None,
-                "finish_reason": each.finish_reason,
+                "finish_reason": _reason(written[index].finish_reason, bool(each.calls)),
             }
-            for index, each in enumerate(written)
+            for index, each in enumerate(said)
         ]
         return {**self._head(0), "choices": choices, "usage": usage(written, n)}
 
     def chunk(
         self,
         index: int,
-        text: str,
+        said: Said,
         finish_reason: FinishReason | None,
         *,
         first: bool,
+        called: bool = False,
         logprobs: Any = None,
     ) -> dict[str, Any]:
-        """What is new of one text; its ``first`` chunk says who speaks."""
+        """What is new of one text; its ``first`` chunk says who speaks.
+
+        called: it has called a tool, now or before.
+        """
         choice = {
             "index": index,
-            **self._text("delta", text, {"role": "assistant"} if first else {}),
+            **self._said("delta", said, {"role": "assistant"} if first else {}),
             "logprobs": logprobs,
-            "finish_reason": finish_reason,
+            "finish_reason": finish_reason and _reason(finish_reason, called),
         }
         return {**self._head(1), "choices": [choice]}
 
@@ -75,9 +88,17 @@ class Reply:
             "model": self.model,
         }
 
-    def _text(self, name: str, text: str, speaker: dict[str, str]) -> dict[str, Any]:
-        """The text where this form has it."""
-        return {name: {**speaker, "content": text}} if self.form == "chat" else {"text": text}
+    def _said(self, name: str, said: Said, speaker: dict[str, str]) -> dict[str, Any]:
+        """The text where this form has it, and calls."""
+        if self.form == "completion":
+            return {"text": said.content}
+        if not said.calls:
+            return {name: {**speaker, "content": said.content}}
+        return {name: {**speaker, "content": said.content or None, "tool_calls": said.calls}}
+
+
+def _reason(reason: FinishReason, called: bool) -> str:
+    return "tool_calls" if called and reason == "stop" else reason
 
 
 def usage(written: Sequence[Generation], n: int = 1) -> dict[str, Any]:

@@ -230,7 +230,7 @@ class Scheduler:
             sequence = self.waiting[0]
             # Some of the prompt must be left to run: the next token is drawn from its last one.
             whole = (len(sequence.prompt) - 1) // self.limits.chunks[-1]
-            names = sequence.chunks[:whole]
+            names = [] if sequence.scored else sequence.chunks[:whole]
             chain = self.prefix.find(names)
             if len(chain) < len(names) and self._is_coming(names[len(chain)]):
                 return  # soon it need not be computed again

@@ -13,14 +13,16 @@ class Sequence:
     """A prompt and the tokens drawn after it.
 
     A sequence that is preempted begins again: its ``run`` is another one then, and what was drawn
-    before is drawn again, as it was.
+    before is drawn again, as it was. One whose prompt is ``scored`` reads nothing that is stored:
+    all of its prompt is run.
     """
 
-    def __init__(self, number: int, prompt: Listed[int], budget: int):
+    def __init__(self, number: int, prompt: Listed[int], budget: int, *, scored: bool = False):
         self.number = number  # of its arrival: the smaller, the older
         self.prompt = prompt
         self.budget = budget  # tokens to draw at most
         self.longest = len(prompt) + budget - 1  # tokens stored in the end: the last never is
+        self.scored = scored
         self.state: State = "waiting"
         self.run = 0
         self.slot = -1

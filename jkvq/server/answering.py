@@ -2,15 +2,16 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from fastapi import Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from jkvq.engine.writer import Generation
+from jkvq.engine.writer import Generation, Scores
 from jkvq.models.tokenizer import Tokenizer
+from jkvq.openai.calls import CallReader, Said, whole_calls
 from jkvq.openai.logprobs import Logprobs
 from jkvq.openai.reply import Reply
 from jkvq.server.asked import Asked
@@ -21,10 +22,16 @@ _GONE = 499  # for the log: whoever asked does not listen any more
 
 
 class Answering:
-    """One request on its way: what it asks for, and the call that writes it."""
+    """One request on its way: what it asks for, and the call that writes it.
 
-    def __init__(self, asked: Asked, reply: Reply, call: Call, driver: Driver):
+    echoes: with what each text begins.
+    """
+
+    def __init__(
+        self, asked: Asked, reply: Reply, call: Call, driver: Driver, echoes: Sequence[str]
+    ):
         self._asked, self._reply, self._call, self._driver = asked, reply, call, driver
+        self._texts = [_Text(echo, CallReader() if asked.tools else None) for echo in echoes]
 
     async def whole(self, request: Request) -> Response:
         """The answer when all of it is there, unless the client goes before."""
@@ -34,26 +41,29 @@ class Answering:
             await asyncio.wait({written, gone}, return_when=asyncio.FIRST_COMPLETED)
             if not written.done():
                 return Response(status_code=_GONE)
-            results = written.result()
+            results, scores = written.result()
         finally:
             written.cancel()
             gone.cancel()
             self._driver.close(self._call)
-        logprobs = None
-        if self._asked.logprobs:
-            logprobs = [self._logprobs().next(each.tokens, each.logprobs) for each in results]
-        return JSONResponse(self._reply.whole(results, self._asked.n, logprobs))
+        logprobs = (
+            [self._logprobs().next(each) for each in scores] if self._asked.logprobs else None
+        )
+        said = [text.whole(each.text) for text, each in zip(self._texts, results, strict=True)]
+        return JSONResponse(self._reply.whole(results, self._asked.n, logprobs, said))
 
     def streamed(self) -> Response:
         """The answer in pieces, as they come."""
         return _Events(self._events(), self._driver, self._call)
 
-    async def _written(self) -> list[Generation]:
+    async def _written(self) -> tuple[list[Generation], list[Scores]]:
         found: dict[int, Generation] = {}
+        scores = [Scores() for _ in range(self._call.texts)]
         async for piece in self._call.pieces():
+            scores[piece.index].extend(piece.scores)
             if piece.generation is not None:
                 found[piece.index] = piece.generation
-        return [found[index] for index in range(self._call.texts)]
+        return [found[index] for index in range(self._call.texts)], scores
 
     async def _events(self) -> AsyncIterator[str]:
         logprobs = [self._logprobs() for _ in range(self._call.texts) if self._asked.logprobs]
@@ -63,10 +73,14 @@ class Answering:
         try:
             async for piece in self._call.pieces():
                 index, ended = piece.index, piece.generation
-                new = logprobs[index].next(piece.tokens, piece.logprobs) if logprobs else None
-                if piece.text or new or ended:  # not: half a character, or of a stop string
-                    reason, first = ended and ended.finish_reason, index not in begun
-                    chunk = self._reply.chunk(index, piece.text, reason, first=first, logprobs=new)
+                new = logprobs[index].next(piece.scores) if logprobs else None
+                text = self._texts[index]
+                said = text.said(piece.text, ended=ended is not None)
+                # Not: half a character, or what may become a stop string or a call
+                if said.content or said.calls or new or ended:
+                    reason, how = ended and ended.finish_reason, {"called": text.called}
+                    how |= {"first": index not in begun}
+                    chunk = self._reply.chunk(index, said, reason, logprobs=new, **how)
                     begun.add(index)
                     yield _event({**chunk, **usage})
                 if ended is not None:
@@ -85,6 +99,28 @@ class Answering:
     @property
     def _tokenizer(self) -> Tokenizer:
         return self._driver.engine.llm.tokenizer
+
+
+class _Text:
+    """What one text comes to: with its echo before it, and calls of tools taken out."""
+
+    def __init__(self, echo: str, calls: CallReader | None):
+        self._echo, self._calls = echo, calls
+
+    @property
+    def called(self) -> bool:
+        """Whether it has called a tool."""
+        return self._calls is not None and self._calls.calls > 0
+
+    def said(self, text: str, *, ended: bool) -> Said:
+        """What is new with some more of it."""
+        text, self._echo = self._echo + text, ""
+        return Said(text) if self._calls is None else self._calls.read(text, ended=ended)
+
+    def whole(self, text: str) -> Said:
+        """All of it."""
+        said = self.said(text, ended=True)
+        return Said(said.content, whole_calls(said.calls))
 
 
 class _Events(StreamingResponse):

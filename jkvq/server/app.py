@@ -79,11 +79,13 @@ class Service:
         call = self.driver.open(len(asked.options))
         try:
             prompts = await self._read(lambda: asked.encoded(self.driver.engine))
+            echoes = asked.echoes(prompts, self._llm.tokenizer)
             self.driver.submit(call, prompts, watched=asked.stream)
         except BaseException:
             self.driver.close(call)
             raise
-        answering = Answering(asked, Reply(form, uuid.uuid4().hex, self.name), call, self.driver)
+        reply = Reply(form, uuid.uuid4().hex, self.name)
+        answering = Answering(asked, reply, call, self.driver, echoes)
         return answering.streamed() if asked.stream else await answering.whole(request)
 
     async def tokenize(self, body: TokenizeBody) -> dict[str, Any]:

@@ -4,14 +4,22 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from jkvq.engine.drawing.fit import require_fit
 from jkvq.engine.engine import Engine
 from jkvq.engine.options import Options, options_by_prompt
 from jkvq.engine.prompt import Prompt, as_batch, encode_prompt, strangers_prompt
+from jkvq.models.tokenizer import Tokenizer
 from jkvq.openai.body import Form, read_body
+from jkvq.openai.tools import FIELDS, Tools, read_tools
 from jkvq.server.bodies import ChatBody, CompletionBody, as_sent
 from jkvq.support.errors import UserError
 
-_OWN = ("n", "stream", "stream_options", "logprobs")  # what is looked at here
+# What is looked at here
+_OWN = ("n", "stream", "stream_options", "logprobs")
+_OWN_OF: dict[Form, tuple[str, ...]] = {
+    "chat": ("top_logprobs", *FIELDS),
+    "completion": ("echo",),
+}
 _COMPLETION_TOKENS = 16  # OpenAI's, of those who do not say
 
 
@@ -23,6 +31,8 @@ class Asked:
     options: of each text; their seeds are those that `jkvq.generate` would give a list.
     limit: tokens of each answer; None is as many as there is room for.
     usage: a stream ends with the number of tokens.
+    echo: the prompt is the beginning of the answer.
+    tools: what the answer may call.
     """
 
     form: Form
@@ -33,6 +43,8 @@ class Asked:
     stream: bool
     usage: bool
     logprobs: bool
+    echo: bool
+    tools: Tools | None
 
     def encoded(self, engine: Engine) -> list[tuple[list[int], Options]]:
         """The prompt of each text as tokens, with its options; refuses what can never run."""
@@ -40,26 +52,56 @@ class Asked:
         for first, prompt in enumerate(self.prompts):
             each = self.options[first * self.n : (first + 1) * self.n]
             with strangers_prompt():
-                tokens = encode_prompt(engine.llm, prompt, each[0].chat)
-            budget = engine.budget(len(tokens), self.limit)
+                tools = self.tools.listed if self.tools else ()
+                tokens = encode_prompt(engine.llm, prompt, each[0].chat, tools=tools)
+            require_fit(engine.llm, each[0])
+            budget = engine.budget(len(tokens), self.limit or None)
+            budget = 0 if self.limit == 0 else budget
             found += [(tokens, dataclasses.replace(one, max_new_tokens=budget)) for one in each]
         return found
+
+    def echoes(
+        self, prompts: Sequence[tuple[list[int], Options]], tokenizer: Tokenizer
+    ) -> list[str]:
+        """What each text begins with: its prompt, as it was sent, if that is asked for."""
+        sent = [prompt for prompt in self.prompts for _ in range(self.n) if self.echo]
+        if not sent:
+            return [""] * len(prompts)
+        return [
+            prompt if isinstance(prompt, str) else tokenizer.decode(tokens)
+            for prompt, (tokens, _) in zip(sent, prompts, strict=True)
+        ]
 
 
 def read_asked(form: Form, body: ChatBody | CompletionBody) -> Asked:
     """What a body asks for; whatever is not there is refused."""
-    prompt, changes = read_body(form, as_sent(body), also=_OWN)
+    sent = as_sent(body)
+    prompt, changes = read_body(form, sent, also=(*_OWN, *_OWN_OF[form]))
     prompts, _ = as_batch(prompt)
     limit = changes.pop("max_new_tokens", None if form == "chat" else _COMPLETION_TOKENS)
-    n, wanted = body.n or 1, body.logprobs
-    if not isinstance(wanted, bool) and wanted:
+    n, (logprobs, tops) = body.n or 1, _logprobs(body)
+    echo = isinstance(body, CompletionBody) and bool(body.echo)
+    if limit == 0 and not echo:
         raise UserError(
-            f"logprobs={wanted}: jkvq has those of the tokens that were drawn; give 0 for these, "
-            "or leave it out"
+            "max_tokens=0: 1 or more, or echo=true too, which asks for the prompt alone"
         )
+    changes |= {"top_logprobs": tops, "prompt_logprobs": echo and (logprobs or limit == 0)}
+    tools = read_tools(sent) if form == "chat" else None
+    if tools is not None:
+        if changes.get("grammar") is not None:
+            raise UserError("response_format goes without tools: leave one of them out")
+        changes["grammar"] = tools.grammar
     usage = body.stream_options is not None and bool(body.stream_options.include_usage)
     if body.stream_options is not None and not body.stream:
         raise UserError("stream_options goes with stream=true: give both or neither")
     options = options_by_prompt(None, changes, len(prompts) * n)
-    shown = wanted is True or (wanted == 0 and not isinstance(wanted, bool))
-    return Asked(form, prompts, options, limit, n, bool(body.stream), usage, shown)
+    return Asked(form, prompts, options, limit, n, bool(body.stream), usage, logprobs, echo, tools)
+
+
+def _logprobs(body: ChatBody | CompletionBody) -> tuple[bool, int]:
+    """Whether log probabilities are asked for, and of how many of the likeliest tokens."""
+    if isinstance(body, CompletionBody):
+        return body.logprobs is not None, body.logprobs or 0
+    if body.top_logprobs and not body.logprobs:
+        raise UserError("top_logprobs goes with logprobs=true: give both or neither")
+    return bool(body.logprobs), body.top_logprobs or 0

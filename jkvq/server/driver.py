@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from jkvq.engine.engine import Engine, Handle
 from jkvq.engine.options import Options
-from jkvq.engine.writer import Generation
+from jkvq.engine.writer import Generation, Scores
 from jkvq.server.errors import ApiError
 from jkvq.server.guard import Guard
 from jkvq.server.metrics import Metrics
@@ -31,8 +31,7 @@ class Piece:
 
     index: int
     text: str
-    tokens: list[int]
-    logprobs: list[float]
+    scores: Scores  # of the prompt too, first of all, if they were asked for
     generation: Generation | None
 
 
@@ -247,8 +246,8 @@ class Driver:
 
     def _piece(self, going: _Going) -> Piece:
         handle, writer = going.handle, going.handle.writer
-        new = slice(going.given, len(writer.tokens))
-        going.given = new.stop
+        scores = writer.scores(going.given)
+        going.given = len(writer.tokens)
         ended = handle.result() if handle.done else None
         if ended is not None:
             del self._going[handle.number]
@@ -257,7 +256,6 @@ class Driver:
         return Piece(
             going.index,
             writer.new_text(),
-            writer.tokens[new],
-            writer.logprobs[new],
+            scores,
             ended,
         )

@@ -66,7 +66,7 @@ class FakeRunner:
         self.rows: dict[int, _Row] = {}
         self._names = functools.cache(names)
 
-    def prefill(self, group: list[Chunk], width: int) -> list[int]:
+    def prefill(self, group: list[Chunk], width: int) -> tuple[list[int], None]:
         assert len(group) <= self.limits.rows
         held, who = [], [self._names(tuple(chunk.sequence.prompt)) for chunk in group]
         for chunk, own in zip(group, who, strict=True):  # all are read before any is written
@@ -76,7 +76,7 @@ class FakeRunner:
             assert 0 < chunk.end - chunk.start <= width
             self._pack(due)
             self._write(range(chunk.start, chunk.end), own, chunk.tables, chunk.end)
-        return [own[chunk.end - 1] for chunk, own in zip(group, who, strict=True)]
+        return [own[chunk.end - 1] for chunk, own in zip(group, who, strict=True)], None
 
     def join(self, hidden: list[int], starts: list[Start | None]) -> Drawn:
         tokens, count = np.zeros((len(hidden), 1), np.int32), np.zeros(len(hidden), np.int32)
@@ -91,7 +91,7 @@ class FakeRunner:
                 tokens[row], count[row], active[row] = token, 1, goes_on
         return _drawn(tokens, count, active)
 
-    def burst(self, tables, keep, known, steps: int) -> Drawn:
+    def burst(self, tables, keep, known, steps: int, allowed: None) -> Drawn:
         slots = len(keep)
         tokens, count = np.zeros((slots, BURST), np.int32), np.zeros(slots, np.int32)
         for slot, row in self.rows.items():

@@ -62,7 +62,7 @@ def test_no_step_is_launched_that_nobody_has_a_token_for(monkeypatch):
     engine, steps = _engine(_llm("f32,page=8")), []
     burst = engine._runner.burst
     monkeypatch.setattr(
-        engine._runner, "burst", lambda *args: steps.append(args[-1]) or burst(*args)
+        engine._runner, "burst", lambda *args: steps.append(args[3]) or burst(*args)
     )
     engine._short, engine._long = 1, 4
     assert len(engine.submit("Hello", max_new_tokens=8, ignore_eos=True).result().tokens) == 8

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import jkvq
+from jkvq.engine.drawing.adjust import Adjust, all_allowed
 from jkvq.engine.sampling import SamplerArrays, Sampling, draws_of, sample
 
 LOGITS = np.array([1.2, -0.3, 2.0, 0.5, -1.5, 2.0, 0.1, -4.0])
@@ -14,16 +15,20 @@ _one = jax.jit(sample, static_argnums=4)
 
 
 @functools.partial(jax.jit, static_argnums=4)
-def _every(logits, seen, steps, sampler, draws):
-    return jax.vmap(lambda step: sample(logits, seen, step, sampler, draws))(steps)
+def _every(logits, seen, steps, sampler, draws, adjust):
+    added = adjust.added(sampler)
+    return jax.vmap(lambda step: sample(logits, seen, step, sampler, draws, added))(steps)
 
 
 def _exact(rules: Sampling, seen=()) -> np.ndarray:
     """The distribution that the rules define, written out token by token in float64."""
     logits = LOGITS.copy()
-    for token in seen:
+    for token in set(seen):
         penalty = rules.repetition_penalty
         logits[token] = logits[token] / penalty if logits[token] > 0 else logits[token] * penalty
+        logits[token] -= rules.frequency_penalty * seen.count(token) + rules.presence_penalty
+    for token, bias in rules.logit_bias.items():
+        logits[token] += bias
     logits = logits / rules.temperature
     probability = np.exp(logits) / np.exp(logits).sum()
     if rules.top_k:
@@ -44,12 +49,17 @@ def _exact(rules: Sampling, seen=()) -> np.ndarray:
 
 
 def _draw(rules: Sampling, seen=()) -> np.ndarray:
-    """How often each token comes in DRAWS draws of one stream."""
+    """How often each token comes in DRAWS draws of one stream; ``seen`` are those of the text."""
     marked = np.zeros((1, len(LOGITS)), bool)
     marked[0, list(seen)] = True
     logits = LOGITS.astype(np.float32)[None]
     steps = np.arange(DRAWS)[:, None]
-    tokens = _every(logits, marked, steps, SamplerArrays.stack([rules]), draws_of([rules]))
+    adjust = Adjust.start([rules], all_allowed(1, len(LOGITS)), len(LOGITS))
+    for token in seen:
+        adjust = adjust.counted(jnp.array([token]), jnp.array([True]))
+    adjust = adjust.counted(jnp.array([7]), jnp.array([False]))  # draws nothing
+    sampler = SamplerArrays.stack([rules])
+    tokens = _every(logits, marked, steps, sampler, draws_of([rules]), adjust)
     return np.bincount(tokens[:, 0], minlength=len(LOGITS))
 
 
@@ -66,6 +76,10 @@ def _draw(rules: Sampling, seen=()) -> np.ndarray:
         (Sampling(temperature=1.0, min_p=0.2), ()),
         (Sampling(temperature=1.3, top_k=6, top_p=0.95, min_p=0.1), ()),
         (Sampling(temperature=1.0, repetition_penalty=1.8), (1, 2, 3)),
+        (Sampling(temperature=1.0, frequency_penalty=0.7), (2, 2, 2, 0)),
+        (Sampling(temperature=1.0, presence_penalty=-1.2), (4, 4, 4, 0)),
+        (Sampling(temperature=1.0, logit_bias={2: -100, 4: 2.5}), ()),
+        (Sampling(1.8, 0.7, 0.4, {2: 1.0, 0: -2.0}, temperature=0.8, top_k=6), (2, 2, 4)),
     ],
 )
 def test_sample_draws_from_the_exact_distribution(rules, seen):
@@ -155,6 +169,9 @@ def draws(logits: jax.Array, rules: Sampling, steps: np.ndarray) -> list[int]:
         ("top_p", 1.1),
         ("min_p", -0.1),
         ("repetition_penalty", 0.0),
+        ("frequency_penalty", 2.1),
+        ("presence_penalty", -2.1),
+        ("presence_penalty", float("nan")),
         ("seed", -1),
         ("seed", 2**64),
         ("seed", 1.0),

@@ -99,7 +99,7 @@ def test_fields_that_ask_for_nothing_are_let_through():
         (openai(prompt="a", n=2), "n=2: jkvq does not have this; leave it out or give 1"),
         (openai(prompt="a", logprobs=0), "logprobs=0: .* or give False"),
         (openai(prompt="a", stream=True), "stream=True: "),
-        (openai(prompt="a", presence_penalty=0.5), "presence_penalty=0.5: "),
+        (openai(prompt="a", presence_penalty=5), "presence_penalty=5: "),
         (chat(messages=HELLO, tools=[{"type": "function"}]), "tools="),
         (chat(messages=HELLO, response_format={"type": "json_object"}), "response_format="),
         (chat(messages=HELLO, reasoning_effort="low"), "have this; leave it out$"),

@@ -3,9 +3,14 @@
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import jkvq
+from jkvq.engine.forward import forward
+from jkvq.evaluation.likelihood import _empty
+from jkvq.models.decoder import logits
 
 HELLO: Any = [{"role": "user", "content": "Hello"}]
 DRAWN = {"temperature": 1.0, "seed": 3}
@@ -66,6 +71,8 @@ def test_a_seed_gives_the_same_text_again_and_another_another(client):
         {"temperature": 2.0, "extra_body": {"top_k": 3}},
         {"temperature": 2.0, "extra_body": {"min_p": 0.2}},
         {"temperature": 0.0, "extra_body": {"repetition_penalty": 1.5}},
+        {"temperature": 0.0, "frequency_penalty": 2.0},
+        {"temperature": 0.0, "presence_penalty": 2.0},
     ],
 )
 def test_the_rules_of_drawing_reach_the_engine(served, client, options):
@@ -74,6 +81,13 @@ def test_the_rules_of_drawing_reach_the_engine(served, client, options):
     (expected,) = written(served, ["Hello"], max_new_tokens=12, seed=3, **rules)
     (plain,) = written(served, ["Hello"], max_new_tokens=12, seed=3, temperature=1.0)
     assert complete(client, **options).choices[0].text == expected.text != plain.text
+
+
+def test_a_bias_is_by_token(client):
+    found = complete(client, max_tokens=4, logit_bias={"44": 100})
+    tokens = client.completions.create(model="tiny", prompt=[44], max_tokens=1)
+    assert found.choices[0].text == found.choices[0].text[0] * 4
+    assert found.usage.completion_tokens == 4 and tokens.usage.prompt_tokens == 1
 
 
 def test_a_stop_string_ends_a_text_whole_or_streamed(served, client):
@@ -132,6 +146,73 @@ def test_logprobs_are_those_of_the_tokens_that_were_drawn(served, client):
     found = complete(client, logprobs=0).choices[0].logprobs
     assert found.token_logprobs == pytest.approx(expected.logprobs)
     assert found.text_offset == list(range(12))  # a character each
+
+
+def forced(llm, tokens: list[int]) -> np.ndarray:
+    """Log probabilities of all tokens at each place, by one pass over all of them."""
+    width = 1 << (len(tokens) - 1).bit_length()
+    padded = jnp.asarray([tokens + [0] * (width - len(tokens))])
+    run = llm.config, llm.params, llm.basis, _empty(llm, 1, width), padded
+    hidden, _ = forward(*run, jnp.array([len(tokens)]), phase="forced")
+    scores = np.asarray(logits(llm.config, llm.params, hidden), np.float64)[0, : len(tokens)]
+    return scores - np.log(np.exp(scores).sum(-1, keepdims=True))
+
+
+def test_top_logprobs_are_the_likeliest_of_the_model(served, client):
+    prompt = list(range(5, 45))
+    found = complete(client, prompt, logprobs=5, temperature=1.5, max_tokens=6).choices[0]
+    (plain,) = written(served, [prompt], max_new_tokens=6, temperature=1.5, seed=3)
+    tokens = prompt + plain.tokens
+    expected = forced(served.llm, tokens)[39:-1]
+    for place, row in enumerate(expected):
+        best = np.argsort(-row)[:5]
+        named = {served.llm.tokenizer.decode([token]): row[token] for token in reversed(best)}
+        drawn = tokens[40 + place]
+        named.setdefault(served.llm.tokenizer.decode([drawn]), row[drawn])
+        assert found.logprobs.top_logprobs[place] == pytest.approx(named, abs=1e-4)
+        assert found.logprobs.token_logprobs[place] == pytest.approx(row[drawn], abs=1e-4)
+    content = chat(client, logprobs=True, top_logprobs=3, stream=True)
+    entries = [entry for chunk in content for entry in chunk.choices[0].logprobs.content]
+    assert len(entries) == 12
+    for entry in entries:
+        assert len(entry.top_logprobs) == 3
+        assert entry.top_logprobs[0].logprob >= max(t.logprob for t in entry.top_logprobs)
+        assert entry.logprob <= entry.top_logprobs[0].logprob
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_echo_has_the_logprobs_of_the_prompt(served, client, stream):
+    """Of prompts of several chunks (256 tokens), some of which are stored before."""
+    prompt = (list(range(3, 250)) * 3)[:600]
+    complete(client, prompt, max_tokens=1)
+    asked = {"echo": True, "logprobs": 1, "max_tokens": 2, "temperature": 0}
+    found = complete(client, prompt, **asked, stream=stream)
+    answers = [choice for each in (found if stream else [found]) for choice in each.choices]
+    text = "".join(choice.text for choice in answers)
+    named = [token for choice in answers for token in choice.logprobs.tokens]
+    numbers = [value for choice in answers for value in choice.logprobs.token_logprobs]
+    tops = [top for choice in answers for top in choice.logprobs.top_logprobs]
+    (plain,) = written(served, [prompt], max_new_tokens=2)
+    drawn = plain.tokens
+    assert text == served.llm.tokenizer.decode(prompt) + plain.text
+    assert named == [served.llm.tokenizer.decode([token]) for token in prompt + drawn]
+    row = forced(served.llm, [*prompt, *drawn])
+    expected = [row[place, token] for place, token in enumerate([*prompt, *drawn][1:])]
+    assert numbers[0] is None and tops[0] is None and len(numbers) == 602
+    assert numbers[1:] == pytest.approx(expected, abs=1e-4)
+    assert [max(top.values()) for top in tops[1:]] == pytest.approx(row[:-1].max(-1), abs=1e-4)
+    assert numbers[-2:] == [max(top.values()) for top in tops[-2:]]  # drawn as the likeliest
+
+
+def test_an_echo_alone_draws_nothing(served, client):
+    found = complete(client, ["Hello", "You"], echo=True, max_tokens=0, logprobs=0)
+    assert [choice.text for choice in found.choices] == ["Hello", "You"]
+    assert [choice.finish_reason for choice in found.choices] == ["length", "length"]
+    assert found.usage.completion_tokens == 0
+    assert [len(choice.logprobs.tokens) for choice in found.choices] == [5, 3]
+    assert found.choices[1].logprobs.text_offset == [0, 1, 2]
+    plain = complete(client, "Hello", echo=True, max_tokens=3)
+    assert plain.choices[0].text == "Hello" + complete(client, max_tokens=3).choices[0].text
 
 
 def test_a_prompt_that_is_stored_counts_as_cached(client):

@@ -18,6 +18,18 @@ HELLO = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 2}
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
 
+JSON = {"type": "json_object"}
+CHOICE = {"type": "function", "function": {"name": "g"}}
+
+
+def tool(name: str, parameters: Any = None) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+
+def schema(given: Any) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "x", "schema": given}}
+
+
 def error_of(response: httpx.Response, status: int) -> dict[str, Any]:
     assert response.status_code == status, response.text
     (name, error), *others = response.json().items()
@@ -31,7 +43,6 @@ def error_of(response: httpx.Response, status: int) -> dict[str, Any]:
     [
         ({"messages": []}, "messages", "messages=[]: a list of at least one message is needed"),
         ({"messages": 5}, "messages", "messages=5: a valid list"),
-        ({"messages": [{"role": "user"}]}, "messages", "messages[0] has no content"),
         ({"messages": [{"role": 5, "content": "a"}]}, "messages", "messages[0].role=5: a valid"),
         ({"messages": [{"role": "user", "content": ""}], "stop": ""}, "stop", "stop=''"),
         ({"temperature": "hot"}, "temperature", "temperature='hot': a valid number"),
@@ -44,11 +55,34 @@ def error_of(response: httpx.Response, status: int) -> dict[str, Any]:
         ({"stop": 5}, "stop", "stop=5: a valid string or a valid list"),
         ({"stop": ["a"] * 17}, "stop", "at most 16 items"),
         ({"stream_options": {}}, None, "stream_options goes with stream=true"),
-        ({"tools": [{"type": "function"}]}, "tools", "jkvq does not have this; leave it out"),
-        ({"response_format": {"type": "json_object"}}, "response_format", "give {'type': 'text'}"),
-        ({"logit_bias": {"5": 1}}, "logit_bias", "jkvq does not have this"),
-        ({"presence_penalty": 0.5}, "presence_penalty", "leave it out or give 0"),
-        ({"top_logprobs": 2, "logprobs": True}, "top_logprobs", "leave it out or give 0"),
+        ({"tools": [{"type": "function"}]}, "tools", "tools[0] has no function"),
+        ({"tools": [{**tool("f"), "type": "x"}]}, "tools", "tools[0].type='x': 'function'"),
+        ({"tools": [tool("a b")]}, "tools", "tools[0].function.name='a b': String should match"),
+        ({"tools": [tool("f"), tool("f")]}, "tools", "each function has a name of its own"),
+        ({"tools": [tool("f", {"type": "array"})]}, "tools", "parameters are the schema of an ob"),
+        ({"tools": [tool("f", {"properties": 5})]}, None, "the grammar or schema cannot be used"),
+        ({"tools": [tool("f")], "tool_choice": "g"}, "tool_choice", "'none', 'auto' or 'requ"),
+        ({"tools": [tool("f")], "tool_choice": CHOICE}, "tool_choice", "no function of that"),
+        ({"tool_choice": "required"}, "tool_choice", "there are no tools to choose from"),
+        ({"tools": [tool("f")], "response_format": JSON}, None, "response_format goes without"),
+        ({"response_format": {"type": "xml"}}, "response_format", "'json_object' or 'json_schema'"),
+        ({"response_format": {"type": "json_schema"}}, "response_format", 'has a "schema"'),
+        ({"response_format": schema({"type": "foo"})}, None, "cannot be used: Invalid type: foo"),
+        ({"response_format": JSON, "ignore_eos": True}, "ignore_eos", "ends where that does"),
+        ({"messages": [{"role": "user"}]}, None, "role and content are needed"),
+        ({"messages": [{"role": "user", "content": "a", "tool_calls": []}]}, None, "a message wit"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "tool_calls", "a call has a f"),
+        ({"logit_bias": {"five": 1}}, "logit_bias", "an object of tokens and numbers such as"),
+        (
+            {"logit_bias": {"5": 101}},
+            "logit_bias",
+            "logit_bias=101.0: a number from -100 to 100 for",
+        ),
+        ({"logit_bias": {"257": 1}}, None, "logit_bias: token 257 is outside the vocabulary"),
+        ({"presence_penalty": 2.5}, "presence_penalty", "2.5: a number from -2 to 2; 0 is off"),
+        ({"top_logprobs": 2}, None, "top_logprobs goes with logprobs=true"),
+        ({"top_logprobs": 21, "logprobs": True}, "top_logprobs", "less than or equal to 20"),
+        ({"echo": True}, "echo", "jkvq does not have this; leave it out or give False"),
         ({"unheard_of": 1}, "unheard_of", "unheard_of=1: jkvq does not have this"),
         ({"unheard\ud800of": 1}, None, "send a JSON object, in valid Unicode"),
     ],
@@ -64,10 +98,10 @@ def test_a_bad_field_is_refused_with_a_sentence(served, change, param, sentence)
 @pytest.mark.parametrize(
     ("change", "param"),
     [
-        ({"echo": True}, "echo"),
+        ({"max_tokens": 0}, "max_tokens"),
         ({"suffix": "a"}, "suffix"),
         ({"best_of": 2}, "best_of"),
-        ({"logprobs": 1}, "logprobs"),
+        ({"logprobs": 21}, "logprobs"),
         ({"prompt": [[1], ["a"]]}, "prompt"),
         ({"prompt": [999]}, None),
     ],

@@ -1,0 +1,1 @@
+"""What a token is drawn from besides the model's scores."""
