@@ -77,8 +77,12 @@ function guard(figures) {
   if (checked === undefined) return;
   const kl = figures.get("jkvq_guard_kl_sum") / figures.get("jkvq_guard_kl_count");
   at("kl").textContent = checked ? `KL ${kl.toPrecision(2)} nats` : "waits for an idle moment";
-  at("guard-note").textContent = `${count(checked)} texts replayed with 16 bits, ` +
-    `${count(figures.get("jkvq_guard_diverged_total"))} of them would have gone on otherwise somewhere`;
+  const other = figures.get("jkvq_guard_diverged_total");
+  const warnings = figures.get("jkvq_guard_warnings_total");
+  const before = figures.get("jkvq_guard_tokens_before_divergence_sum") / other;
+  at("guard-note").textContent = `${count(checked)} texts were run again. In ${count(other)} of them ` +
+    "16 bits would have made another token the likeliest" + (other ? `, after ${before.toFixed(0)} in the mean.` : ".") +
+    (warnings ? ` ${count(warnings)} warnings: see the log.` : "");
 }
 
 function mean(figures, name) {
@@ -94,5 +98,5 @@ const percent = (share) => `${(100 * share).toFixed(share < 0.1 ? 1 : 0)} %`;
 
 function bytes(value) {
   const step = value < 1 ? 0 : Math.min(4, Math.floor(Math.log10(value) / 3));
-  return `${(value / 1000 ** step).toPrecision(3)} ${["B", "KB", "MB", "GB", "TB"][step]}`;
+  return `${step ? (value / 1000 ** step).toPrecision(3) : value} ${["B", "KB", "MB", "GB", "TB"][step]}`;
 }
