@@ -122,7 +122,7 @@ class Setting:
         """What keys are stored without: the mean, in the middle of each token's page."""
         side, sink = self.basis.layer(LAYER)[0], self.spec.sink
         if side.mean is None:
-            return np.zeros((1, length, *self.shape[1:]))
+            return np.zeros((1, length, *self.shape[1:3]))
         mean = np.asarray(side.mean, np.float64)[LAYER]
         middle = sink + (np.arange(length) - sink) // 8 * 8 + 4
         mean = np.broadcast_to(mean, (length, *mean.shape))

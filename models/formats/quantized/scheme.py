@@ -31,7 +31,7 @@ def dequantizing(config: Mapping[str, Any], read: Read) -> Read:
     scheme = config.get("quantization_config") or config.get("compression_config")
     if not scheme:
         return read
-    method = scheme.get("quant_method") if isinstance(scheme, Mapping) else scheme
+    method = str(scheme.get("quant_method") if isinstance(scheme, Mapping) else scheme)
     if method not in _SCHEMES:
         raise UserError(
             f"quantization '{method}' is not supported; supported: {', '.join(_SCHEMES)}, "

@@ -1,6 +1,7 @@
 """Quantized checkpoints, packed here as the programs that write them do."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -36,7 +37,7 @@ def affine(group=GROUP_OF) -> np.ndarray:
     return weight
 
 
-def pack(numbers: np.ndarray, order=range(8)) -> np.ndarray:
+def pack(numbers: np.ndarray, order: Sequence[int] = range(8)) -> np.ndarray:
     """Eight numbers of the last axis in a word: number order[i] is at bits 4 i."""
     words = np.zeros((*numbers.shape[:-1], numbers.shape[-1] // 8), np.uint32)
     for column in range(words.shape[-1]):
