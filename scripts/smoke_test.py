@@ -6,6 +6,7 @@ Ends with 1 if something was not as it should be.
 """
 
 import argparse
+import json
 import os
 import sys
 import time
@@ -13,9 +14,19 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
+import jsonschema
 import openai
 
 HELLO = [{"role": "user", "content": "Name three birds."}]
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "bird": {"enum": ["robin", "crow", "wren"]},
+        "wings": {"type": "integer", "minimum": 0, "maximum": 4},
+    },
+    "required": ["bird", "wings"],
+    "additionalProperties": False,
+}
 
 
 class Session:
@@ -89,12 +100,62 @@ def refuses(session: Session) -> str:
     return sentences[0]
 
 
+def formats(session: Session) -> str:
+    """An answer follows its schema."""
+    described = {"type": "json_schema", "json_schema": {"name": "bird", "schema": SCHEMA}}
+    answer = session.chat(response_format=described, max_tokens=100).choices[0]
+    jsonschema.validate(json.loads(answer.message.content), SCHEMA)
+    assert answer.finish_reason == "stop"
+    return answer.message.content
+
+
+def calls(session: Session) -> str:
+    """A tool is called, and what came of it can be told, in pieces too."""
+    tools = [{"type": "function", "function": {"name": "note_bird", "parameters": SCHEMA}}]
+    asked = {"tools": tools, "tool_choice": "required", "parallel_tool_calls": False}
+    message = session.chat(**asked, max_tokens=100).choices[0].message
+    (call,) = message.tool_calls
+    jsonschema.validate(json.loads(call.function.arguments), SCHEMA)
+    pieces = [
+        piece.function.arguments
+        for chunk in session.chat(**asked, max_tokens=100, stream=True)
+        for piece in chunk.choices[0].delta.tool_calls or ()
+    ]
+    assert "".join(pieces) == call.function.arguments
+    told = [*HELLO, message, {"role": "tool", "tool_call_id": call.id, "content": "noted"}]
+    assert session.chat(messages=told, tools=tools, tool_choice="none").choices[0].message.content
+    return f"{call.function.name}({call.function.arguments}) in {len(pieces)} pieces"
+
+
+def echoes(session: Session) -> str:
+    """A prompt comes back with its log probabilities, and with the likeliest tokens."""
+    tokens = session.web.post("/tokenize", json={"prompt": "One, two, three,"}).json()["tokens"]
+    asked = {"model": session.model, "prompt": tokens, "max_tokens": 0, "logprobs": 2}
+    found = session.client.completions.create(**asked, echo=True).choices[0]
+    numbers = found.logprobs.token_logprobs
+    assert found.text == "One, two, three," and len(numbers) == len(tokens)
+    assert numbers[0] is None and all(number <= 0 for number in numbers[1:])
+    tops = [max(top.values()) for top in found.logprobs.top_logprobs[1:]]
+    assert all(top >= number for top, number in zip(tops, numbers[1:], strict=True))
+    return f"{len(numbers)} tokens"
+
+
+def changes_scores(session: Session) -> str:
+    """Penalties and biases change what is drawn."""
+    plain, chosen = session.text(temperature=0), {"temperature": 0, "logprobs": True}
+    assert session.text(**chosen, frequency_penalty=2.0, presence_penalty=2.0) != plain
+    token = session.web.post("/tokenize", json={"prompt": "bird"}).json()["tokens"][0]
+    biased = session.text(**chosen, logit_bias={str(token): 100}, max_tokens=3)
+    assert len(set(biased.split())) <= 1
+    return repr(biased)
+
+
 def at_once(session: Session) -> str:
-    """Sixteen at once write what one alone writes."""
+    """Sixty-four at once write what one alone writes."""
     alone = session.text(temperature=0)
     start = time.perf_counter()
-    with ThreadPoolExecutor(16) as clients:
-        texts = list(clients.map(lambda _: session.text(temperature=0), range(16)))
+    with ThreadPoolExecutor(64) as clients:
+        texts = list(clients.map(lambda _: session.text(temperature=0), range(64)))
     assert set(texts) == {alone}
     return f"{time.perf_counter() - start:.1f} s"
 
@@ -110,7 +171,8 @@ def counts(session: Session) -> str:
 
 
 CHECKS: list[Callable[[Session], str]] = [
-    *(is_up, chats, repeats, completes, refuses, at_once, counts),
+    *(is_up, chats, repeats, completes, formats, calls, echoes, changes_scores),
+    *(refuses, at_once, counts),
 ]
 
 
