@@ -24,9 +24,9 @@ from jaxtyping import Array, Bool, Float, Int
 from jkvq.cache.specs.page_rule import Windows
 from jkvq.calibration.moments import Captured, Moments, Read
 from jkvq.models.config import ModelConfig
-from jkvq.models.decoder import Params, embed, rotary_angles, run_layer
+from jkvq.models.decoder import Params, embed, run_layer
 from jkvq.pallas_kernels.reference.dense_attention import products, softmax, weighted_sum
-from jkvq.pallas_kernels.rotary import rotate
+from jkvq.pallas_kernels.rotary import angles, rotate
 from jkvq.support.progress import count_bar
 
 WINDOW = 2048  # tokens
@@ -106,9 +106,10 @@ def sequences(
         yield jnp.asarray(padded), jnp.asarray(len(part), jnp.int32)
 
 
-def causal(real: Bool[Array, " T"]) -> Bool[Array, "T T"]:
-    """Which tokens a token sees: itself and real ones before it."""
-    return jnp.tri(len(real), dtype=bool) & real[None]
+def causal(real: Bool[Array, " T"], window: int | None = None) -> Bool[Array, "T T"]:
+    """Which tokens a token sees: itself and real ones before it, in its window."""
+    seen = jnp.tri(len(real), dtype=bool) & real[None]
+    return seen if window is None else seen & ~jnp.tri(len(real), k=-window, dtype=bool)
 
 
 class _Places(NamedTuple):
@@ -127,12 +128,13 @@ class _Places(NamedTuple):
 def _places(config: ModelConfig, windows: Windows, count, stand: Int[Array, " T"]) -> _Places:
     T = len(stand)
     position = jnp.arange(T, dtype=jnp.int32)
-    cos, sin = rotary_angles(config, position[None])
-    middle_cos, middle_sin = rotary_angles(config, windows.middle(stand)[None])
+    turn = functools.partial(angles, jnp.asarray(config.rope_frequency))
+    cos, sin = turn(position[None])
+    middle_cos, middle_sin = turn(windows.middle(stand)[None])
     return _Places(
         real=position < count,
         unrotate=(cos, -sin),
-        away=rotary_angles(config, (stand - position)[None]),
+        away=turn((stand - position)[None]),
         in_page=(middle_cos[0], middle_sin[0]),
         page=windows.page_number(position) - windows.sink_pages,
         packed_pages=windows.packed(position + 1) // windows.page,
@@ -143,15 +145,20 @@ def _places(config: ModelConfig, windows: Windows, count, stand: Int[Array, " T"
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class _Observing:
-    """Attention over the window itself, whose state is the layer's sums; and k, v if captured."""
+    """Attention over the text itself, whose state is the layer's sums; and k, v if captured.
+
+    window: how many of the latest tokens the layer sees, None where it sees all.
+    """
 
     places: _Places
     scale: float = field(metadata={"static": True})
+    window: int | None = field(metadata={"static": True})
     capture: bool = field(metadata={"static": True})
 
     def __call__(self, q, k, v, state):
         del state
-        out, sums = _sums(self.places, q, k, v, scale=self.scale)
+        how = {"scale": self.scale, "window": self.window}
+        out, sums = _sums(self.places, q, k, v, **how)
         kept = (k[0].astype(jnp.float32), v[0].astype(jnp.float32)) if self.capture else ()
         return out.astype(q.dtype), (sums, kept)
 
@@ -171,11 +178,18 @@ def _observe_sequence(
 
     ``done`` is called after each layer.
     """
-    attend = _Observing(_places(config, windows, count, stand), config.attention_scale, capture)
+    kinds = {config.layer(layer) for layer in range(config.layers)}
+    attend = {
+        kind: _Observing(
+            _places(kind, windows, count, stand), kind.attention_scale, kind.window, capture
+        )
+        for kind in kinds
+    }
     position, found = np.arange(tokens.shape[1], dtype=np.int32)[None], []
     x, rotary = embed(config, params["embedding"], tokens, position)
     for layer in range(config.layers):
-        x, of_layer = run_layer(config, params["layers"][layer], x, rotary, attend, None)
+        own, weights = config.layer(layer), params["layers"][layer]
+        x, of_layer = run_layer(own, weights, x, rotary, attend[own], None)
         found.append(jax.tree.map(np.asarray, of_layer))
         done()
     return jax.tree.map(lambda *layers: np.stack(layers), *found)
@@ -191,13 +205,15 @@ class _Attention(NamedTuple):
     taken_packed: Float[Array, "T K"]  # the same once it is packed
 
 
-def _attention(places: _Places, q: Float[Array, "T N H"], k, v, scale: float) -> _Attention:
+def _attention(
+    places: _Places, q: Float[Array, "T N H"], k, v, scale: float, window: int | None
+) -> _Attention:
     """Attention, and its scores added up by pages in the products that read them anyway."""
     T, N, H = q.shape
     K = k.shape[1]
     G = N // K
     number, page, packed_pages = places.number[None], places.page, places.packed_pages
-    visible = causal(places.real)
+    visible = causal(places.real, window)
     of_page = (page[:, None] == number).astype(jnp.float32)
     of_step = ((packed_pages[:, None] == number) & places.real[:, None]).astype(jnp.float32)
     of_page = jnp.broadcast_to(of_page[:, None], (T, K, number.size))
@@ -222,12 +238,12 @@ def _attention(places: _Places, q: Float[Array, "T N H"], k, v, scale: float) ->
     return _Attention(out[..., :H], back[..., :H], given.sum(-1), by_step.sum(-1), taken.sum(-1))
 
 
-def _sums(places: _Places, q, k, v, *, scale: float) -> tuple[Array, Moments]:
+def _sums(places: _Places, q, k, v, *, scale: float, window: int | None) -> tuple[Array, Moments]:
     shape, K, weight = q.shape, k.shape[2], places.real.astype(jnp.float32)
     before_rope = rotate(k.astype(jnp.float32), *places.unrotate)[0]
     q, k, v = (x[0].astype(jnp.float32) for x in (q, k, v))
     q = q * weight[:, None, None]
-    found = _attention(places, q, k, v, scale)
+    found = _attention(places, q, k, v, scale, window)
     q = q.reshape(found.out.shape)
     q, k, received = (_rotated(x, places.away) for x in (q, k, found.received))
     every = jnp.broadcast_to(weight[:, None], (len(weight), K))

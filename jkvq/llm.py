@@ -128,4 +128,4 @@ def _require_same_weights(calibration: Calibration | None, model: Model) -> None
 def checked_basis(config: ModelConfig, spec: CacheSpec, calibration: Calibration | None) -> Basis:
     """The basis of a spec for a model; refuses a spec that the model cannot have."""
     spec.check(config.layers, config.head_dim, config.context)
-    return make_basis(spec, CacheShape.of(config), calibration, config.rope_frequency)
+    return make_basis(spec, CacheShape.of(config), calibration, *config.rope_frequencies)

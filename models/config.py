@@ -1,21 +1,47 @@
-"""What a checkpoint says about its architecture, in one vocabulary for every family.
+"""A decoder's architecture, in one vocabulary for every family.
 
-``from_hf`` reads a config.json, ``from_gguf`` the metadata of a GGUF file. Everything comes from
-the checkpoint; what the decoder cannot do is refused here, before any weight is read.
+families/ reads it from checkpoints. Everything in it comes from the checkpoint; what the decoder
+cannot do is refused there, before any weight is read.
 """
 
-import math
+import dataclasses
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from jaxtyping import Float
 
 from jkvq.support.errors import UserError
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
-_ROPE_THETA = 10000.0  # where a checkpoint does not say
+
+@dataclass(frozen=True)
+class LocalLayers:
+    """Layers that see the latest tokens only, with rotary angles of their own."""
+
+    layers: tuple[int, ...]
+    window: int  # tokens that a query sees, itself among them
+    rope_theta: float
+    rope_divisors: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Experts:
+    """Feed-forward blocks of which a router chooses a few for each token (layers/experts.py)."""
+
+    number: int  # E
+    chosen: int  # of them, for each token
+    width: int
+    scores: Literal["softmax", "sigmoid"] = "softmax"
+    normalized: bool = True  # the weights of those chosen add up to one
+    scale: float = 1.0  # what their weights are multiplied by
+    corrected: bool = False  # a bias takes part in the choice, and not in the weights
+    groups: int = 1  # of experts that stand side by side
+    chosen_groups: int = 1  # of which experts are taken
+    shared_width: int = 0  # of an expert that every token has; 0 is none
+    shared_gate: bool = False  # it has a weight of its own, a sigmoid
+    dense_layers: tuple[int, ...] = ()  # those with a plain feed-forward block instead
 
 
 @dataclass(frozen=True)
@@ -33,13 +59,27 @@ class ModelConfig:
     context: int  # the longest sequence the model was made for
     norm_eps: float
     rope_theta: float
-    rope_divisors: tuple[float, ...]  # [H / 2] what each rotary frequency is divided by
+    rope_divisors: tuple[float, ...]  # of each rotary pair's frequency; pairs beyond do not turn
     tied: bool = False  # the embedding is also the output head
     qk_bias: bool = False
     v_bias: bool = False
     out_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
+    qk_norm_whole: bool = False  # it is taken over all heads together
+    activation: Literal["silu", "gelu_pytorch_tanh"] = "silu"
+    pre_norm: bool = True  # what goes into attention and feed-forward blocks is normed
+    post_norm: bool = False  # what comes out of them is
+    norm_of_one: bool = False  # norms multiply by 1 + their weight
+    embedding_scale: float = 1.0
+    score_scale: float | None = None  # of attention, if it is not that of the head's size
+    rope_gain: float = 1.0  # what channels that turn are multiplied by, of queries and of keys
+    logit_cap: float | None = None  # scores of tokens are cap * tanh(score / cap)
+    local: LocalLayers | None = None
+    experts: Experts | None = None
+    # Of a layer's own config (``layer``):
+    window: int | None = None  # tokens that a query sees, itself among them; None is all
+    rotary: int = 0  # which of the model's rotary angles it has
 
     def __post_init__(self):
         if self.heads % self.kv_heads:
@@ -52,176 +92,67 @@ class ModelConfig:
     @property
     def attention_scale(self) -> float:
         """What scores are multiplied by before the softmax."""
-        return self.head_dim**-0.5
+        return self.head_dim**-0.5 if self.score_scale is None else self.score_scale
 
     @property
     def rope_frequency(self) -> Float[np.ndarray, " H/2"]:
         """Of each rotary pair: the angle by which it turns from one position to the next."""
-        exponent = np.arange(self.head_dim // 2) * 2.0 / self.head_dim
-        frequency = self.rope_theta**-exponent / np.asarray(self.rope_divisors)
-        return frequency.astype(np.float32)
+        return _frequency(self.rope_theta, self.rope_divisors, self.head_dim)
+
+    @property
+    def rope_frequencies(self) -> Float[np.ndarray, "R H/2"]:
+        """The same for each of the model's rotary angles: of all layers, and of local ones."""
+        ropes = [self.rope_frequency]
+        if self.local is not None:
+            local = self.local
+            ropes.append(_frequency(local.rope_theta, local.rope_divisors, self.head_dim))
+        return np.stack(ropes)
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """The window of every layer; nothing where all layers see everything."""
+        if self.local is None:
+            return ()
+        return tuple(self.layer(layer).window for layer in range(self.layers))
+
+    def layer(self, layer: int) -> "ModelConfig":
+        """The architecture of one layer: layers with equal ones share a program."""
+        local = self.local is not None and layer in self.local.layers
+        dense = self.experts is not None and layer in self.experts.dense_layers
+        return _layer(self, local, dense) if self.local or self.experts else self
 
 
-def from_hf(config: Mapping[str, Any]) -> ModelConfig:
-    """The architecture of a Hugging Face ``config.json``."""
-    try:
-        return _from_hf(config)
-    except KeyError as error:
-        raise UserError(f"config.json has no {error}, which a model needs") from None
+def _frequency(theta: float, divisors: tuple[float, ...], head_dim: int) -> np.ndarray:
+    exponent = np.arange(len(divisors)) * 2.0 / (2 * len(divisors))
+    turning = (theta**-exponent / np.asarray(divisors)).astype(np.float32)
+    return np.pad(turning, (0, head_dim // 2 - len(divisors)))
 
 
-def _from_hf(config: Mapping[str, Any]) -> ModelConfig:
-    family = _supported(config.get("model_type"))
-    activation = config.get("hidden_act", "silu")
-    if activation != "silu":
-        raise UserError(f"hidden_act={activation!r}: only 'silu' is supported")
-    width, heads = _count(config, "hidden_size"), _count(config, "num_attention_heads")
-    head_dim = _count(config, "head_dim", width // heads)
-    # Before transformers 5 the theta and the scaling stood apart; since then both are in one.
-    rope = {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
-    bias = bool(config.get("attention_bias", False))
-    return ModelConfig(
-        family=family,
-        layers=_count(config, "num_hidden_layers"),
-        width=width,
-        mlp_width=_count(config, "intermediate_size"),
-        heads=heads,
-        kv_heads=_count(config, "num_key_value_heads", heads),
-        head_dim=head_dim,
-        vocab=_count(config, "vocab_size"),
-        context=_hf_context(config),
-        norm_eps=_positive(config, "rms_norm_eps"),
-        rope_theta=_rope_theta(rope, config),
-        rope_divisors=_rope_divisors(rope, head_dim, config),
-        tied=bool(config.get("tie_word_embeddings", False)),
-        qk_bias=family == "qwen2" or bias,
-        v_bias=family == "qwen2" or bias,
-        out_bias=bias and family != "qwen2",
-        mlp_bias=bool(config.get("mlp_bias", False)),
-        qk_norm=family == "qwen3",
-    )
+@functools.lru_cache(maxsize=256)
+def _layer(config: ModelConfig, local: bool, dense: bool) -> ModelConfig:
+    own: dict[str, Any] = {"local": None}
+    if local and config.local is not None:
+        own |= {
+            "window": config.local.window,
+            "rope_theta": config.local.rope_theta,
+            "rope_divisors": config.local.rope_divisors,
+            "rotary": 1,
+        }
+    if config.experts is not None:
+        experts = dataclasses.replace(config.experts, dense_layers=())
+        own["experts"] = None if dense else experts
+    return dataclasses.replace(config, **own)
 
 
-def from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, tuple[int, ...]]) -> ModelConfig:
-    """The architecture in GGUF metadata and tensor shapes, without the rope_freqs tensor.
+def config_from_fields(fields: Mapping[str, Any]) -> ModelConfig:
+    """The config whose ``dataclasses.asdict`` went through JSON."""
 
-    A llama.cpp file keeps Llama 3's rope scaling as a tensor of divisors; its reader adds it.
-    """
-    try:
-        return _from_gguf(metadata, tensors)
-    except KeyError as error:
-        raise UserError(f"the GGUF metadata has no {error}, which a model needs") from None
+    def tuples(fields: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: tuple(x) if isinstance(x, list) else x for name, x in fields.items()}
 
-
-def _from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, tuple[int, ...]]) -> ModelConfig:
-    family = _supported(metadata.get("general.architecture"))
-    if "token_embd.weight" not in tensors:
-        raise UserError("the GGUF file has no tensor 'token_embd.weight'")
-
-    def count(key: str, default: int | None = None) -> int:
-        return _count(metadata, f"{family}.{key}", default)
-
-    scaling = metadata.get(f"{family}.rope.scaling.type", "none")
-    rope = {"rope_type": "default"}
-    if scaling != "none":
-        rope = {"rope_type": scaling, "factor": metadata.get(f"{family}.rope.scaling.factor")}
-    heads, width, context = (
-        count(key) for key in ("attention.head_count", "embedding_length", "context_length")
-    )
-    head_dim = count("attention.key_length", width // heads)
-    rotary = count("rope.dimension_count", head_dim)
-    if rotary != head_dim:
-        raise UserError(
-            f"rope.dimension_count={rotary}: partial rotary embedding (head_dim {head_dim}) is not "
-            "supported"
-        )
-    return ModelConfig(
-        family=family,
-        layers=count("block_count"),
-        width=width,
-        mlp_width=count("feed_forward_length"),
-        heads=heads,
-        kv_heads=count("attention.head_count_kv", heads),
-        head_dim=head_dim,
-        vocab=tensors["token_embd.weight"][0],
-        context=min(context, count("attention.sliding_window", context)),
-        norm_eps=_positive(metadata, f"{family}.attention.layer_norm_rms_epsilon"),
-        rope_theta=_positive(metadata, f"{family}.rope.freq_base", _ROPE_THETA),
-        rope_divisors=_rope_divisors(rope, head_dim, {}),
-        tied="output.weight" not in tensors,
-        qk_bias="blk.0.attn_q.bias" in tensors,
-        v_bias="blk.0.attn_v.bias" in tensors,
-        out_bias="blk.0.attn_output.bias" in tensors,
-        mlp_bias="blk.0.ffn_gate.bias" in tensors,
-        qk_norm="blk.0.attn_q_norm.weight" in tensors,
-    )
-
-
-def _count(fields: Mapping[str, Any], name: str, default: int | None = None) -> int:
-    """A field that says how many."""
-    value = _given(fields, name, default)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise UserError(f"{name}={value!r}: a model needs a whole number from 1 on; fetch it again")
-    return value
-
-
-def _positive(fields: Mapping[str, Any], name: str, default: float | None = None) -> float:
-    value = _given(fields, name, default)
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
-        raise UserError(f"{name}={value!r}: a model needs a positive number; fetch it again")
-    return value
-
-
-def _given(fields: Mapping[str, Any], name: str, default: Any) -> Any:
-    """A field's value; null is as if it were not there."""
-    value = default if fields.get(name) is None else fields[name]
-    if value is None:
-        raise KeyError(name)
-    return value
-
-
-def _supported(family: str | None) -> str:
-    if family not in FAMILIES:
-        raise UserError(
-            f"architecture '{family}' is not supported; supported: {', '.join(FAMILIES)}"
-        )
-    return family
-
-
-def _hf_context(config: Mapping[str, Any]) -> int:
-    """The model's context, cut to a sliding window: up to there it attends to everything."""
-    always = config["model_type"] not in ("qwen2", "qwen3")  # those use a window only when told to
-    context = _count(config, "max_position_embeddings")
-    if not config.get("use_sliding_window", always):
-        return context
-    return min(context, _count(config, "sliding_window", context))
-
-
-def _rope_theta(rope: Mapping[str, Any], config: Mapping[str, Any]) -> float:
-    return float(_positive(rope, "rope_theta", _positive(config, "rope_theta", _ROPE_THETA)))
-
-
-def _rope_divisors(
-    rope: Mapping[str, Any], head_dim: int, config: Mapping[str, Any]
-) -> tuple[float, ...]:
-    """What each of the H / 2 rotary frequencies is divided by under a scaling rule."""
-    kind = rope.get("rope_type") or rope.get("type") or "default"
-    half = head_dim // 2
-    if {**config, **rope}.get("partial_rotary_factor") not in (None, 1, 1.0):
-        raise UserError("partial rotary embedding is not supported")
-    if kind == "default":
-        return (1.0,) * half
-    if kind == "linear":
-        return (float(_positive(rope, "factor")),) * half
-    if kind == "llama3":
-        theta = _rope_theta(rope, config)
-        return tuple(_llama3_divisor(theta ** (-2 * i / head_dim), rope) for i in range(half))
-    raise UserError(f"rope scaling '{kind}' is not supported; supported: default, linear, llama3")
-
-
-def _llama3_divisor(frequency: float, rope: Mapping[str, Any]) -> float:
-    """Llama 3.1's rule: long waves are slowed by ``factor``, short ones kept, a ramp between."""
-    low, high = _positive(rope, "low_freq_factor"), _positive(rope, "high_freq_factor")
-    turns = _positive(rope, "original_max_position_embeddings") * frequency / (2 * math.pi)
-    kept = min(max((turns - low) / (high - low), 0.0), 1.0)
-    return 1.0 / (kept + (1.0 - kept) / _positive(rope, "factor"))
+    own = tuples(fields)
+    if own.get("local") is not None:
+        own["local"] = LocalLayers(**tuples(own["local"]))
+    if own.get("experts") is not None:
+        own["experts"] = Experts(**tuples(own["experts"]))
+    return ModelConfig(**own)

@@ -38,7 +38,7 @@ def _as_in_checkpoint(config: ModelConfig, params: Params) -> Iterator[tuple[Any
             yield from jax.tree.leaves_with_path({name: params[name]})
             continue
         for number, layer in sorted(params["layers"].items()):
-            split = {"layers": {number: split_layer(config, layer)}}
+            split = {"layers": {number: split_layer(config.layer(number), layer)}}
             yield from jax.tree.leaves_with_path(split)
 
 

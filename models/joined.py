@@ -18,22 +18,32 @@ class Part(NamedTuple):
     rows: slice
     bias: bool
 
-    @property
-    def count(self) -> int:
-        """Of its rows."""
-        return self.rows.stop - self.rows.start
+    def of(self, kind: str, array):
+        """Its rows of a joined weight, which may be a stack of matrices, or bias."""
+        return array[..., self.rows, :] if kind == "weight" else array[..., self.rows]
 
 
-def joined_parts(config: ModelConfig) -> dict[str, dict[str, list[Part]]]:
-    """The parts of every joined projection, by module and name."""
+def joined_parts(config: ModelConfig) -> dict[tuple[str, ...], list[Part]]:
+    """The parts of every joined projection of a layer, by the path of the projection."""
     queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
     qkv = [
         ("q", queries, config.qk_bias),
         ("k", keys, config.qk_bias),
         ("v", keys, config.v_bias),
     ]
-    gate_up = [(name, config.mlp_width, config.mlp_bias) for name in ("gate", "up")]
-    return {"attention": {"qkv": _in_a_row(qkv)}, "mlp": {"gate_up": _in_a_row(gate_up)}}
+    parts: dict[tuple[str, ...], list[Part]] = {("attention", "qkv"): _in_a_row(qkv)}
+    experts = config.experts
+    if experts is None:
+        parts["mlp", "gate_up"] = _gate_up(config.mlp_width, config.mlp_bias)
+        return parts
+    parts["mlp", "experts", "gate_up"] = _gate_up(experts.width, bias=False)
+    if experts.shared_width:
+        parts["mlp", "shared", "gate_up"] = _gate_up(experts.shared_width, config.mlp_bias)
+    return parts
+
+
+def _gate_up(width: int, bias: bool) -> list[Part]:
+    return _in_a_row([(name, width, bias) for name in ("gate", "up")])
 
 
 def _in_a_row(sizes: list[tuple[str, int, bool]]) -> list[Part]:
@@ -45,21 +55,26 @@ def _in_a_row(sizes: list[tuple[str, int, bool]]) -> list[Part]:
 
 
 def split_layer(config: ModelConfig, layer: Params) -> Params:
-    """A layer of the decoder as a checkpoint has it."""
+    """A layer of the decoder as a checkpoint has it; ``config`` is the layer's own."""
     split = dict(layer)
-    for module, projections in joined_parts(config).items():
-        rest = dict(layer[module])
-        for name, parts in projections.items():
-            joined = rest.pop(name)
-            for part in parts:
-                kinds = ("weight", "bias") if part.bias else ("weight",)
-                rest[part.name] = {kind: joined[kind][part.rows] for kind in kinds}
-        split[module] = rest
+    for (*above, name), parts in joined_parts(config).items():
+        holder = split
+        for step in above:
+            holder[step] = dict(holder[step])
+            holder = holder[step]
+        joined = holder.pop(name)
+        for part in parts:
+            kinds = ("weight", "bias") if part.bias else ("weight",)
+            holder[part.name] = {kind: part.of(kind, joined[kind]) for kind in kinds}
     return split
 
 
 def abstract_checkpoint(config: ModelConfig, dtype) -> Params:
     """Shapes of every parameter as a checkpoint has them."""
-    params = abstract_params(config, dtype)
-    split = jax.eval_shape(lambda layer: split_layer(config, layer), params["layers"][0])
-    return {**params, "layers": dict.fromkeys(range(config.layers), split)}
+    params, kinds = abstract_params(config, dtype), {}
+    for number, layer in params["layers"].items():
+        kind = config.layer(number)
+        if kind not in kinds:
+            kinds[kind] = jax.eval_shape(lambda layer, kind=kind: split_layer(kind, layer), layer)
+    layers = {number: kinds[config.layer(number)] for number in params["layers"]}
+    return {**params, "layers": layers}

@@ -18,12 +18,12 @@ from jkvq.pallas_kernels.work import DecodePlan, Partials, Span, pages_in_order,
 Codecs = tuple[Codec, Codec]
 
 
-def served_by_mosaic(codecs: Codecs, heads: Heads, implementation: Implementation) -> bool:
+def _served_by_mosaic(
+    codecs: Codecs, heads: Heads, page: int, implementation: Implementation
+) -> bool:
     """Whether decode runs on Mosaic here."""
     chosen = implementation == "pallas" and prefers_mosaic(codecs[0])
-    return (chosen or implementation == "mosaic") and all(
-        reads(codec, heads.channels) for codec in codecs
-    )
+    return (chosen or implementation == "mosaic") and reads(codecs, heads, page)
 
 
 def plan_decode(
@@ -36,7 +36,7 @@ def plan_decode(
     implementation: Implementation,
 ) -> DecodePlan:
     """The plan for ``length`` tokens of each sequence in the pages of a table: for all layers."""
-    if not served_by_mosaic(codecs, heads, implementation):
+    if not _served_by_mosaic(codecs, heads, page, implementation):
         return triton.plan_decode(
             length, page=page, kv_heads=heads.kv, settings=decode_settings(codecs[0])
         )

@@ -55,6 +55,9 @@ WORKLOADS = {
     "W4": (128, 8192, 8, 4),
     "W5": (32, 16384, 8, 4),  # of 512 to 32,768 tokens, the same in all
     "W6": (8, 32768, 2, 6),
+    "G1": (32, 8192, 8, 1),
+    "G8": (32, 8192, 4, 8),
+    "G16": (32, 8192, 2, 16),
 }
 CACHES = "bf16,int8,int4,int3,int2,saw-int4,oscar-int2,jkvq-int2,jkvq-int4,tq-k3v3,blockgtq-k3v3"
 WRITES = "bf16,int4,saw-int4,oscar-int2,jkvq-int2,jkvq-int4"

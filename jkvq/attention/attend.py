@@ -18,6 +18,7 @@ from jkvq.attention.reference import attend_plainly
 from jkvq.attention.step_plan import Chunk, GroupPlan, Phase, StepPlan
 from jkvq.cache.basis import Basis, SideBasis
 from jkvq.cache.layout import LayerGroup, layer_groups, place_of
+from jkvq.cache.shape import CacheShape
 from jkvq.cache.specs.spec import CacheSpec
 from jkvq.pallas_kernels.formats.packed import LayerIndex
 from jkvq.pallas_kernels.types import Implementation
@@ -52,10 +53,12 @@ class LayerAttention:
     implementation: Implementation = field(metadata={"static": True})
 
     @classmethod
-    def of(cls, layer: int, spec: CacheSpec, layers: int, basis: Basis, plan: StepPlan, **how):
+    def of(
+        cls, layer: int, spec: CacheSpec, shape: CacheShape, basis: Basis, plan: StepPlan, **how
+    ):
         """That of a layer of the model in a step; ``how``: scale, phase and implementation."""
-        place = place_of(spec, layers, layer)
-        own = layer_groups(spec, layers)[place.group].spec
+        place = place_of(spec, shape.layers, layer, shape.windows)
+        own = layer_groups(spec, shape.layers, shape.windows)[place.group].spec
         of_group = plan.chunk, plan.groups[place.group], place.group, own
         numbers = _on_device(layer), _on_device(place.layer)
         return cls(*basis.layer(layer), *numbers, *of_group, **how)

@@ -92,7 +92,7 @@ def attend_token(
         codecs = EXACT_CODEC, EXACT_CODEC
         spans.append(Span(*exact, codecs, plan.exact.table, reads.exact, shift))
     parts = decode(q[:, 0], spans, view.index, scale=scale, interpret=interpret)
-    out, _ = merge_partials(parts, q.shape[2], interpret=interpret)
+    out, _ = merge_partials(parts, q.shape[2], v.dtype, interpret=interpret)
     return out[:, None], storage
 
 

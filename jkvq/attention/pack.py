@@ -27,7 +27,7 @@ def pack_due(
     At most PACK_EVERY of them, and no more than ``recent``: what they read packed is complete then.
     """
     groups = []
-    of_spec = layer_groups(cache.spec, cache.layers)
+    of_spec = layer_groups(cache.spec, cache.layers, cache.windows)
     for storage, group in zip(cache.groups, of_spec, strict=True):
         if storage.exact is None:
             groups.append(storage)

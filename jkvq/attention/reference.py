@@ -3,7 +3,7 @@
 import dataclasses
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float, Int
 
 from jkvq.attention.layer_view import LayerView
 from jkvq.attention.step_plan import Chunk, GroupPlan, Phase
@@ -28,7 +28,8 @@ def attend_plainly(
         storage, parts = _chunk(view, q, k, v, chunk, plan, means, phase=phase, scale=scale)
     pages = storage.key, storage.value, *view.codecs, view.index, plan.table
     shift = None if means is None else means.of_packed
-    parts.append(paged_attention(q, *pages, plan.boundary, shift, scale=scale))
+    oldest = None if plan.oldest is None else plan.oldest - view.spec.sink
+    parts.append(paged_attention(q, *pages, plan.boundary, shift, oldest, scale=scale))
     return merge_all(parts)[0], storage
 
 
@@ -40,7 +41,15 @@ def _token_by_exact_pages(view: LayerView, q, k, v, plan: GroupPlan, means, *, s
     assert exact is not None
     position = plan.exact.position
     shift = None if means is None else means.of_tokens(position)
-    return storage, [chunk_attention(q, *exact, (position >= 0)[:, None], shift, scale=scale)]
+    seen = _in_window((position >= 0)[:, None], position, plan)
+    return storage, [chunk_attention(q, *exact, seen, shift, scale=scale)]
+
+
+def _in_window(
+    seen: Bool[Array, "B T S"], position: Int[Array, "B S"], plan: GroupPlan
+) -> Bool[Array, "B T S"]:
+    """What each query sees of tokens by their positions, where its layer has a window."""
+    return seen if plan.oldest is None else seen & (position[:, None] >= plan.oldest[..., None])
 
 
 def _chunk(
@@ -57,7 +66,7 @@ def _chunk(
                 jnp.concatenate(both, axis=1) for both in zip(old, (keys, values), strict=True)
             )
         causal = position[:, None] <= chunk.position[..., None]
-        seen = seen_exactly(spec, position, plan.boundary) & causal
+        seen = _in_window(seen_exactly(spec, position, plan.boundary) & causal, position, plan)
         shift = None if means is None else means.of_tokens(position)
         parts.append(chunk_attention(q, keys, values, seen, shift, scale=scale))
     writes = write_if_any if spec.windowed else write_plainly

@@ -16,7 +16,7 @@ from jaxtyping import Array, Bool, Float16, Int
 
 from jkvq.attention.page_means import page_of_position
 from jkvq.cache.basis import Angles, Basis, SideBasis
-from jkvq.cache.layout import Sequences, layer_groups, page_of
+from jkvq.cache.layout import GroupSpec, Sequences, layer_groups, page_of
 from jkvq.cache.shape import CacheShape
 from jkvq.cache.specs.page_rule import in_whole_pages
 from jkvq.cache.specs.spec import CacheSpec
@@ -114,6 +114,7 @@ class GroupPlan:
 
     table: of the pages that may be packed: those behind the sink.
     boundary: packed tokens that each query reads from their codes; later ones it reads exactly.
+    oldest: the position of the first token that each query sees; None where it sees all.
     write: where the chunk's own tokens go in packed pages; None where decode leaves that to later.
     pack: what is due to be packed before the chunk's tokens come; None where that is done.
     token_angles: where the mean of each new token's page stands; None without means that turn.
@@ -124,6 +125,7 @@ class GroupPlan:
 
     table: Int[Array, "B m"]
     boundary: Int[Array, "B T"]
+    oldest: Int[Array, "B T"] | None
     write: Targets | None
     exact: ExactPlan | None
     pack: PackPlan | None
@@ -167,7 +169,7 @@ def plan_step(
     """
     heads = Heads(shape.kv_heads, group, shape.head_dim)
     kernels = None if implementation == "reference" else Kernels(heads, implementation)
-    how = {"spec": spec, "layers": shape.layers, "kernels": kernels}
+    how = {"of_spec": layer_groups(spec, shape.layers, shape.windows), "kernels": kernels}
     if phase != "forced" or kernels is None:
         plan = _plan(sequences, basis, count, width=width, phase=phase, **how)
     else:
@@ -183,7 +185,7 @@ def plan_step(
     columns = sequences.block_table.shape[1]
     groups = (
         dataclasses.replace(group, page_angles=_page_angles(of.spec, basis, of.layers[0], columns))
-        for group, of in zip(groups, layer_groups(spec, shape.layers), strict=True)
+        for group, of in zip(groups, how["of_spec"], strict=True)
     )
     position = sequences.length[:, None] + jnp.arange(width, dtype=jnp.int32)[None]
     return StepPlan(chunk, tuple(groups), position + first)
@@ -199,8 +201,7 @@ def _plan(
     count,
     *,
     width: int,
-    spec,
-    layers: int,
+    of_spec: tuple[GroupSpec, ...],
     phase: Phase,
     kernels: Kernels | None,
     packs: bool = False,
@@ -209,21 +210,21 @@ def _plan(
     offset = jnp.arange(width, dtype=jnp.int32)[None, :]
     chunk = Chunk(sequences, sequences.length[:, None] + offset, count)
     groups = (
-        _plan_group(group.spec, basis.layer(group.layers[0]), chunk, phase, kernels, packs)
-        for group in layer_groups(spec, layers)
+        _plan_group(group, basis.layer(group.layers[0]), chunk, phase, kernels, packs)
+        for group in of_spec
     )
     return chunk, tuple(groups)
 
 
 def _plan_group(
-    spec: CacheSpec,
+    group: GroupSpec,
     sides: tuple[SideBasis, SideBasis],
     chunk: Chunk,
     phase: Phase,
     kernels: Kernels | None,
     packs: bool,
 ) -> GroupPlan:
-    key, _ = sides
+    (key, _), spec = sides, group.spec
     sequences, decodes = chunk.sequences, phase == "decode"
     known = chunk.position + 1 if phase != "prefill" else sequences.length[:, None]
     boundary = jnp.where(chunk.real, spec.packed(known), 0)
@@ -242,7 +243,8 @@ def _plan_group(
         wide = None if token_angles is None else token_angles.wide
         codecs = key.codec(0), sides[1].codec(0)
         reads = _plan_reads(spec, kernels, codecs, boundary, table, exact)
-    return GroupPlan(table, boundary, write, exact, pack, token_angles, wide, reads)
+    oldest = None if group.window is None else chunk.position - group.window + 1
+    return GroupPlan(table, boundary, oldest, write, exact, pack, token_angles, wide, reads)
 
 
 def plan_packing(

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jkvq.bench.split import Split, profiled, split_of
 from jkvq.cache.footprint import sequence_bytes
 from jkvq.cache.layout import KVCache, empty_cache, fill_table, pages_for, table_columns
 from jkvq.cache.shape import CacheShape
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 _REPEATS = 4  # of a burst, the least of which counts; one more compiles
 _BURST = {"cpu": 4, "gpu": 32}  # steps; a GPU's first launch must not count
+_ROOM = 0.95  # of the free memory that a cache may take
 _STREAMED = 1 << 32  # bytes
 _READS = 10  # of them, one after the other: what it takes to launch one must not count
 
@@ -48,7 +50,9 @@ class DecodeStep:
     of_bandwidth: the part of the memory's speed at which it reads them; None on a CPU, where
         no simple loop reaches that.
     over_bf16: times as fast as bf16 with the same batch and context, if that was run before.
+    fits: the largest batch with such contexts that memory has room for; None on a CPU.
     compile_seconds: of its programs, before.
+    split: where the time goes; None on a CPU.
     """
 
     cache: str
@@ -59,7 +63,9 @@ class DecodeStep:
     bytes: int
     of_bandwidth: float | None
     over_bf16: float | None
+    fits: int | None
     compile_seconds: float
+    split: Split | None
 
 
 @dataclass(frozen=True)
@@ -86,8 +92,8 @@ def bench_decode(
     for context in contexts:
         for batch in batches:
             for name, llm in llms.items():
-                size = step_bytes(llm, batch, context)
-                ms, compiled = time_decode(llm, batch, context)
+                size, fits = step_bytes(llm, batch, context), largest_batch(llm, context)
+                ms, compiled, split = time_decode(llm, batch, context)
                 if name == "bf16":
                     base[batch, context] = ms
                 yield DecodeStep(
@@ -96,7 +102,9 @@ def bench_decode(
                     size,
                     None if ms is None or bandwidth is None else size / ms * 1e3 / bandwidth,
                     _ratio(base.get((batch, context)), ms),
+                    fits,
                     compiled,
+                    split,
                 )
 
 
@@ -146,28 +154,45 @@ def stream_bandwidth() -> float:
     return _READS * data.nbytes / min(times)
 
 
-def time_decode(llm: LLM, batch: int, context: int) -> tuple[float | None, float]:
-    """Milliseconds of a step behind so many tokens, and seconds of compiling; None: no room."""
+def largest_batch(llm: LLM, context: int) -> int | None:
+    """Sequences of so many tokens that memory has room for now; None if that is not known."""
+    room = free_bytes()
+    each = sequence_bytes(llm.spec, CacheShape.of(llm.config), context)
+    return None if room is None else int(_ROOM * room) // each
+
+
+def time_decode(llm: LLM, batch: int, context: int) -> tuple[float | None, float, Split | None]:
+    """Milliseconds of a step behind so many tokens, seconds of compiling, and where the time goes.
+
+    None: there is no room.
+    """
     steps = min(most_steps(llm.spec), _BURST.get(jax.default_backend(), 4))
-    at_end = context + (1 + _REPEATS) * steps
-    room, shape = free_bytes(), CacheShape.of(llm.config)
-    if room is not None and batch * sequence_bytes(llm.spec, shape, at_end) > 0.95 * room:
-        return None, 0.0
+    at_end = context + (2 + _REPEATS) * steps
+    most = largest_batch(llm, at_end)
+    if most is not None and batch > most:
+        return None, 0.0, None
     cache, state = _random_cache(llm, batch, context, at_end), _drawing(llm.config, batch)
-    best, before, compiled = np.inf, compile_seconds(), 0.0
-    for repeat in range(1 + _REPEATS):
-        start = time.perf_counter()
+
+    def burst():
+        nonlocal cache, state
         cache, state, drawn = decode_burst(
             *(llm.config, llm.params, llm.basis, cache, state),
             *(np.ones(batch, bool), nothing_known(batch), steps, "greedy", llm.implementation),
         )
-        jax.block_until_ready(drawn)
+        return drawn
+
+    best, before, compiled = np.inf, compile_seconds(), 0.0
+    for repeat in range(1 + _REPEATS):
+        start = time.perf_counter()
+        jax.block_until_ready(burst())
         if repeat:
             best = min(best, time.perf_counter() - start)
         else:
             compiled = compile_seconds() - before
+    ms = best / steps * 1e3
+    split = split_of(profiled(burst), steps, ms) if jax.default_backend() == "gpu" else None
     assert state.active.all()
-    return best / steps * 1e3, compiled
+    return ms, compiled, split
 
 
 def _random_cache(llm: LLM, batch: int, context: int, at_end: int) -> KVCache:
@@ -215,8 +240,8 @@ def _drawing(config: ModelConfig, batch: int) -> Decoding:
 
 def time_prefill(llm: LLM, batch: int, context: int) -> tuple[float | None, float]:
     """Tokens of prompts a second, and the seconds that their programs compiled for."""
-    shape, room = CacheShape.of(llm.config), free_bytes()
-    if room is not None and batch * sequence_bytes(llm.spec, shape, context) > 0.95 * room:
+    most = largest_batch(llm, context)
+    if most is not None and batch > most:
         return None, 0.0
     rng = np.random.default_rng(0)
     prompts = rng.integers(0, llm.config.vocab, (batch, context)).tolist()
@@ -247,22 +272,32 @@ def _prefill(llm: LLM, prompts: list[list[int]]) -> jax.Array:
 
 
 def steps_figure(found: Sequence[DecodeStep] | Sequence[PrefillStep], title: str) -> "Figure":
-    """Tokens per second by batch, a picture for each context."""
+    """Tokens per second by batch, for each context; then the gain over bf16, by context."""
     contexts = sorted({each.context for each in found})
-    figure = new_figure(4.5 * len(contexts), 3.6, title)
-    panels: Any = figure.subplots(1, len(contexts), squeeze=False)[0]
-    names = list(dict.fromkeys(each.cache for each in found))
-    for panel, context in zip(panels, contexts, strict=True):
-        for index, name in enumerate(names):
-            own = [x for x in found if (x.cache, x.context) == (name, context)]
-            line = [(x.batch, x.tokens_per_second) for x in own if x.tokens_per_second is not None]
-            if line:
-                panel.plot(*zip(*line, strict=True), marker="o", label=name, **line_look(index))
+    batches = sorted({each.batch for each in found})
+    gains = len(contexts) > 1 and any(x.over_bf16 is not None for x in found)
+    figure = new_figure(4.5 * (len(contexts) + gains), 3.6, title)
+    panels: Any = figure.subplots(1, len(contexts) + gains, squeeze=False)[0]
+    for panel, context in zip(panels, contexts, strict=False):
+        own = [x for x in found if x.context == context]
+        _lines(panel, own, lambda x: (x.batch, x.tokens_per_second), batches)
         panel.set(title=f"{context:,} tokens each", xlabel="batch", ylabel="tokens a second")
-        batches = sorted({each.batch for each in found})
-        panel.set_xscale("log", base=2)
-        panel.set_xticks(batches, [f"{batch:,}" for batch in batches])
-        panel.set_ylim(bottom=0)
-        panel.grid(alpha=0.3)
+    if gains:
+        own = [x for x in found if x.batch == batches[-1]]
+        _lines(panels[-1], own, lambda x: (x.context, x.over_bf16), contexts)
+        panels[-1].set(title=f"batch {batches[-1]}", xlabel="tokens", ylabel="times bf16's speed")
     panels[0].legend()
     return figure
+
+
+def _lines(panel, found: Sequence[Any], point, ticks: list[int]) -> None:
+    """A line for each cache, of its points."""
+    for index, name in enumerate(dict.fromkeys(each.cache for each in found)):
+        line = [point(each) for each in found if each.cache == name]
+        line = [(x, y) for x, y in line if y is not None]
+        if line:
+            panel.plot(*zip(*line, strict=True), marker="o", label=name, **line_look(index))
+    panel.set_xscale("log", base=2)
+    panel.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
+    panel.set_ylim(bottom=0)
+    panel.grid(alpha=0.3)

@@ -172,11 +172,16 @@ class SideBasis:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Basis:
-    """Both sides of every layer."""
+    """Both sides of every layer.
+
+    local_frequency: of the rotary pairs of local layers, if the mean of keys turns.
+    """
 
     key: SideBasis
     value: SideBasis
+    local_frequency: Float[Array, " H/2"] | None
     exact_layers: tuple[int, ...] = field(metadata={"static": True})
+    local_layers: tuple[int, ...] = field(metadata={"static": True})
 
     def starting_at(self, first: int) -> "Basis":
         """For sequences whose first token stands at the rotary position ``first``."""
@@ -184,11 +189,19 @@ class Basis:
         if key.mean is None or key.frequency is None or first == 0:
             return self
         mean = _rotated_mean(key.mean, key.frequency, first)
+        if self.local_frequency is not None:
+            local = _rotated_mean(key.mean, self.local_frequency, first)
+            is_local = np.isin(np.arange(len(mean)), self.local_layers)
+            mean = jnp.where(is_local[:, None, None], local, mean)
         return dataclasses.replace(self, key=dataclasses.replace(key, mean=mean))
 
     def layer(self, layer: int) -> tuple[SideBasis, SideBasis]:
         """The sides of one layer; an exact one keeps everything as it is."""
-        return (_PLAIN, _PLAIN) if layer in self.exact_layers else (self.key, self.value)
+        if layer in self.exact_layers:
+            return _PLAIN, _PLAIN
+        if self.local_frequency is None or layer not in self.local_layers:
+            return self.key, self.value
+        return dataclasses.replace(self.key, frequency=self.local_frequency), self.value
 
 
 _PLAIN = SideBasis(None, None, None, None, None, None, None, EXACT)
@@ -220,10 +233,12 @@ def make_basis(
     shape: CacheShape,
     calibration: Calibration | None,
     frequency: Float[np.ndarray, " H/2"] | None = None,
+    local_frequency: Float[np.ndarray, " H/2"] | None = None,
 ) -> Basis:
     """The basis of a spec; refuses one that needs a calibration it is not given.
 
     ``frequency`` is that of the model's rotary pairs; None is one without rotary positions.
+    ``local_frequency`` is that of layers with a window.
     """
     found = calibration or Calibration()
     rotations = {spec.key.rotation, spec.value.rotation}.intersection(CALIBRATED_ROTATIONS)
@@ -236,12 +251,18 @@ def make_basis(
     if key.mean is not None:
         frequency = np.zeros(shape.head_dim // 2) if frequency is None else frequency
         key = dataclasses.replace(key, frequency=jnp.asarray(frequency, jnp.float32))
-    return Basis(key, _side("value", spec, shape, found.value, seed=1), spec.exact_layers)
+    if key.mean is None or local_frequency is None:
+        local = None
+    else:
+        local = jnp.asarray(local_frequency, jnp.float32)
+    local_layers = tuple(layer for layer, window in enumerate(shape.windows) if window is not None)
+    value = _side("value", spec, shape, found.value, seed=1)
+    return Basis(key, value, local, spec.exact_layers, local_layers)
 
 
 def _side(name: str, cache: CacheSpec, shape: CacheShape, found: SideCalibration, seed: int):
     spec: SideSpec = getattr(cache, name)
-    L, K, H = shape
+    L, K, H, _ = shape
     parts = vars(found) | vars(found.transform(cache))
 
     def need(part: str, *expected: int) -> Array:

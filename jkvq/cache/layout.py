@@ -69,9 +69,10 @@ class Sequences:
 class KVCache:
     """Keys and values of a batch of sequences, in pages of a shared pool."""
 
-    groups: tuple[LayerGroup, ...]  # of the coded layers and of the exact ones, where there are any
+    groups: tuple[LayerGroup, ...]  # as ``layer_groups`` has them
     sequences: Sequences
     spec: CacheSpec = field(metadata={"static": True})
+    windows: tuple[int | None, ...] = field(default=(), metadata={"static": True})  # of layers
 
     @property
     def layers(self) -> int:
@@ -90,22 +91,37 @@ class GroupSpec(NamedTuple):
 
     spec: CacheSpec
     layers: tuple[int, ...]
+    window: int | None = None  # tokens that they see; None is all
 
 
 # Every step asks for every layer's place.
 @functools.lru_cache(maxsize=256)
-def layer_groups(spec: CacheSpec, layers: int) -> tuple[GroupSpec, ...]:
-    """The coded layers and the exact ones, where there are any."""
-    exact = tuple(sorted(spec.exact_layers))
-    coded = tuple(layer for layer in range(layers) if layer not in exact)
-    groups = GroupSpec(spec.without_exact_layers, coded), GroupSpec(spec.exact, exact)
-    return tuple(group for group in groups if group.layers)
+def layer_groups(
+    spec: CacheSpec, layers: int, windows: tuple[int | None, ...] = ()
+) -> tuple[GroupSpec, ...]:
+    """The coded layers and the exact ones, each by their windows, where there are any."""
+    windows = windows or (None,) * layers
+    kinds: dict[tuple[bool, int | None], list[int]] = {}
+    for window in sorted(set(windows), key=lambda window: window or 0):  # None, 0, comes first
+        for exact in (False, True):
+            kinds[exact, window] = [
+                layer
+                for layer in range(layers)
+                if windows[layer] == window and (layer in spec.exact_layers) == exact
+            ]
+    return tuple(
+        GroupSpec(spec.exact if exact else spec.without_exact_layers, tuple(own), window)
+        for (exact, window), own in kinds.items()
+        if own
+    )
 
 
 @functools.lru_cache(maxsize=4096)
-def place_of(spec: CacheSpec, layers: int, layer: int) -> Place:
+def place_of(
+    spec: CacheSpec, layers: int, layer: int, windows: tuple[int | None, ...] = ()
+) -> Place:
     """Where a layer is stored."""
-    for number, group in enumerate(layer_groups(spec, layers)):
+    for number, group in enumerate(layer_groups(spec, layers, windows)):
         if layer in group.layers:
             return Place(number, group.layers.index(layer))
     raise IndexError(f"layer {layer} of {layers}")
@@ -117,12 +133,12 @@ def abstract_groups(
     """Shapes and dtypes of everything stored: what ``empty_cache`` allocates."""
     return tuple(
         _abstract_group(group.spec, shape._replace(layers=len(group.layers)), pages, exact_pages)
-        for group in layer_groups(spec, shape.layers)
+        for group in layer_groups(spec, shape.layers, shape.windows)
     )
 
 
 def _abstract_group(spec: CacheSpec, shape: CacheShape, pages: int, exact_pages: int) -> LayerGroup:
-    L, K, H = shape
+    L, K, H, _ = shape
 
     def packed(side: SideSpec) -> Packed:
         kept = stored(side, H)
@@ -180,7 +196,7 @@ def empty_cache(
     groups = empty_groups(spec, shape, pages, 1 + rows * pages_of_window(spec))
     exact_table = jax.device_put(pages_in_turn(spec, rows, columns)) if spec.windowed else None
     length = jax.device_put(np.zeros(rows, np.int32))
-    return KVCache(groups, Sequences(block_table, exact_table, length), spec)
+    return KVCache(groups, Sequences(block_table, exact_table, length), spec, shape.windows)
 
 
 def pages_in_turn(spec: CacheSpec, rows: int, columns: int) -> Int[np.ndarray, "rows columns"]:

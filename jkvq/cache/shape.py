@@ -12,19 +12,26 @@ class Architecture(Protocol):
     def kv_heads(self) -> int: ...
     @property
     def head_dim(self) -> int: ...
+    @property
+    def windows(self) -> tuple[int | None, ...]: ...
 
 
 class CacheShape(NamedTuple):
-    """Layers, KV heads and channels per head."""
+    """Layers, KV heads and channels per head; and what each layer sees.
+
+    windows: how many of the latest tokens each layer sees, None where it sees all; nothing where
+        all layers do.
+    """
 
     layers: int  # L
     kv_heads: int  # K
     head_dim: int  # H
+    windows: tuple[int | None, ...] = ()
 
     @classmethod
     def of(cls, config: Architecture) -> "CacheShape":
         """That of a model."""
-        return cls(config.layers, config.kv_heads, config.head_dim)
+        return cls(config.layers, config.kv_heads, config.head_dim, config.windows)
 
     @property
     def elements_per_token(self) -> int:

@@ -18,8 +18,9 @@ from jkvq.cli.calibrate import calibrate
 from jkvq.cli.compare.command import compare
 from jkvq.cli.convert import convert
 from jkvq.cli.doctor import doctor
+from jkvq.cli.engine import bench_compare, bench_serve, bench_steps  # noqa: F401 (add to `bench`)
 from jkvq.cli.engine.batch import batch
-from jkvq.cli.engine.bench_steps import bench
+from jkvq.cli.engine.bench import bench
 from jkvq.cli.engine.chat import chat
 from jkvq.cli.engine.interrupts import heeded, terminated
 from jkvq.cli.engine.serve import serve

@@ -129,3 +129,10 @@ def _limits(llm: LLM, slots: int, pages: int, exact: int, longest: int, rows: in
 def pools_bytes(llm: LLM, limits: Limits) -> int:
     """Bytes of the pools of an engine."""
     return stored_bytes(llm.spec, CacheShape.of(llm.config), limits.pages, limits.exact_pages)
+
+
+def page_bytes(llm: LLM) -> tuple[int, int, int]:
+    """Bytes of a page of each pool, and of as many tokens in a cache of 16 bits."""
+    spec, shape = llm.spec, CacheShape.of(llm.config)
+    packed, exact = stored_bytes(spec, shape, 1, 0), stored_bytes(spec, shape, 0, 1)
+    return packed, exact, 2 * spec.page * shape.elements_per_token

@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Int
 
 from jkvq.cache.layout import table_columns
-from jkvq.engine.capacity import engine_limits, pools_bytes
+from jkvq.engine.capacity import engine_limits, page_bytes, pools_bytes
 from jkvq.engine.detokenize import TextStream
 from jkvq.engine.drawing.adjust import all_allowed
 from jkvq.engine.drawing.fit import require_fit, stop_tokens
@@ -46,13 +46,18 @@ class Stats:
 
     pages, exact_pages: in use and in all, of the packed pool and of the 16-bit pool; stored prompts
         that nobody reads count as used.
+    used_bytes: of the pages in use.
+    bf16_bytes: what a cache of 16 bits would take for the tokens of these pages, at least.
     """
 
     running: int
     waiting: int
+    slots: int
     pages: tuple[int, int]
     exact_pages: tuple[int, int]
     pool_bytes: int
+    used_bytes: int
+    bf16_bytes: int
     prefilled_tokens: int
     cached_tokens: int
     drawn_tokens: int
@@ -114,7 +119,7 @@ class Engine:
         self.llm = llm
         self._scheduler = Scheduler(llm.spec, limits, prefix_cache=prefix_cache)
         self._runner = Runner(llm, limits)
-        self._pool_bytes = pools_bytes(llm, limits)
+        self._pool_bytes, self._page_bytes = pools_bytes(llm, limits), page_bytes(llm)
         self._handles: dict[int, Handle] = {}  # of requests that have not ended, by their number
         self._unread: deque[_Launched | _Scored] = deque()
         self._lock = threading.RLock()
@@ -151,12 +156,16 @@ class Engine:
     def stats(self) -> Stats:
         with self._lock:
             scheduler, limits = self._scheduler, self._scheduler.limits
+            packed, exact, plain = self._page_bytes
             return Stats(
                 running=len(scheduler.running),
                 waiting=len(scheduler.waiting),
+                slots=limits.slots,
                 pages=(scheduler.packed.used, limits.pages - 1),
                 exact_pages=(scheduler.exact.used, limits.exact_pages - 1),
                 pool_bytes=self._pool_bytes,
+                used_bytes=scheduler.packed.used * packed + scheduler.exact.used * exact,
+                bf16_bytes=scheduler.held_pages * plain,
                 prefilled_tokens=self._prefilled,
                 cached_tokens=self._cached,
                 drawn_tokens=self._drawn,

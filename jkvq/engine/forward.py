@@ -44,14 +44,14 @@ def forward(
         The final hidden states, which ``logits`` turns into scores of the next token, and the cache
         with the tokens stored.
     """
-    spec, basis = cache.spec, basis.starting_at(first)
+    spec, shape, basis = cache.spec, CacheShape.of(config), basis.starting_at(first)
     plan = plan_step(
         cache.sequences,
         basis,
         count,
         first,
         spec=spec,
-        shape=CacheShape.of(config),
+        shape=shape,
         group=config.heads // config.kv_heads,
         width=tokens.shape[1],
         phase=phase,
@@ -60,7 +60,7 @@ def forward(
     attention = functools.partial(
         LayerAttention.of,
         spec=spec,
-        layers=config.layers,
+        shape=shape,
         basis=basis,
         plan=plan,
         scale=config.attention_scale,

@@ -137,10 +137,10 @@ class Runner:
 
     def _cache(self, tables: Int[np.ndarray, "2 B M"], length: Int[Array, " B"]) -> KVCache:
         """The pools under the tables of some sequences."""
-        spec = self._llm.spec
+        spec, windows = self._llm.spec, self._llm.config.windows
         packed, exact = (jax.device_put(table.copy()) for table in tables)
         sequences = Sequences(packed, exact if spec.windowed else None, length)
-        return KVCache(self._groups, sequences, spec)
+        return KVCache(self._groups, sequences, spec, windows)
 
 
 def nothing_known(slots: int) -> Int[np.ndarray, "B BURST"]:

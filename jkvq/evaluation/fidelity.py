@@ -76,21 +76,22 @@ def fidelity(
             "are compared"
         )
     position = jnp.arange(len(tokens), dtype=jnp.int32)
-    scale, ids = config.attention_scale, jnp.asarray([tokens])
+    ids = jnp.asarray([tokens])
     exact, rotary = embed(config, model.params["embedding"], ids, position[None])
     lossy: dict[str, Any] = dict.fromkeys(caches, exact)
     found: dict[str, list[Fidelity]] = {name: [] for name in caches}
     with count_bar("Comparing layers", config.layers) as bar:
         for index in range(config.layers):
-            params = model.params["layers"][index]
-            exact, qkv = run_layer(config, params, exact, rotary, _Exact(position, scale), None)
+            params, own = model.params["layers"][index], config.layer(index)
+            how = {"scale": own.attention_scale, "window": own.window}
+            exact, qkv = run_layer(own, params, exact, rotary, _Exact(position, **how), None)
             for name, cache in caches.items():
                 layer = cache.layer(index)
-                attend = _Lossy(layer, position, scale)
-                lossy[name], _ = run_layer(config, params, lossy[name], rotary, attend, None)
+                attend = _Lossy(layer, position, **how)
+                lossy[name], _ = run_layer(own, params, lossy[name], rotary, attend, None)
                 weight = params["attention"]["o"]["weight"]
-                errors = _attention_errors(layer, weight, *qkv, scale=scale)
-                errors["rope_score"] = _rope_score(config, layer, *qkv)
+                errors = _attention_errors(layer, weight, *qkv, **how)
+                errors["rope_score"] = _rope_score(own, layer, *qkv)
                 errors["hidden"] = _hidden_error(exact, lossy[name])
                 found[name].append(Fidelity(**{key: float(x) for key, x in errors.items()}))
             bar.advance(1)
@@ -104,12 +105,13 @@ class _Exact:
 
     position: Int[Array, " T"]
     scale: float = field(metadata={"static": True})
+    window: int | None = field(metadata={"static": True})
 
     def __call__(self, q, k, v, state):
         del state
 
         def exact(q, position):
-            seen = causal(position, k.shape[1])[None]
+            seen = causal(position, k.shape[1], self.window)[None]
             return chunk_attention(q[None], k, v, seen, scale=self.scale)[0][0]
 
         out = in_blocks(exact, q[0], self.position).reshape(-1, *q.shape[2:])[: q.shape[1]]
@@ -124,14 +126,15 @@ class _Lossy:
     kept: LayerReconstruction
     position: Int[Array, " T"]
     scale: float = field(metadata={"static": True})
+    window: int | None = field(metadata={"static": True})
 
     def __call__(self, q, k, v, state):
-        how = {"scale": self.scale}
+        how = {"scale": self.scale, "window": self.window}
         out = attend_reconstructed(self.kept, q[0], k[0], v[0], self.position, **how)
         return out[None].astype(q.dtype), state
 
 
-@functools.partial(jax.jit, static_argnames="scale")
+@functools.partial(jax.jit, static_argnames=("scale", "window"))
 def _attention_errors(
     kept: LayerReconstruction,
     out_weight: Float[Array, "D E"],
@@ -140,6 +143,7 @@ def _attention_errors(
     v: Float[Array, "T K H"],
     *,
     scale: float,
+    window: int | None,
 ) -> dict[str, Float[Array, ""]]:
     q, k, v, out_weight = (x.astype(jnp.float32) for x in (q, k, v, out_weight))
     T = len(q)
@@ -147,7 +151,7 @@ def _attention_errors(
 
     def block(q: Float[Array, "t N H"], position: Int[Array, " t"]):
         """Sums over a block of queries; those past the end count for nothing."""
-        real, seen = position < T, causal(position, T)
+        real, seen = position < T, causal(position, T, window)
         key_coded, value_coded = kept.reads_coded(position, T)
         true = scores(q, k, k, key_coded)
         read = scores(q, windowed[0], coded[0], key_coded)

@@ -207,10 +207,10 @@ def _score_chunk(
         hidden, states[name] = subject.step(states[name], inputs, len(chunk), position)
         if not counted.any():
             continue
-        predicted = _log_probabilities(subject.model.config, subject.model.params, hidden)
+        predicted = log_probabilities(subject.model.config, subject.model.params, hidden)
         if name == reference:
             expected = predicted
-        losses, divergence = _losses(
+        losses, divergence = token_losses(
             predicted, targets, predicted if expected is None else expected
         )
         found[name].nll.append(np.asarray(losses, np.float64)[0, counted])
@@ -218,12 +218,13 @@ def _score_chunk(
 
 
 @functools.partial(jax.jit, static_argnames="config")
-def _log_probabilities(config: ModelConfig, params: Params, hidden) -> Float[Array, "B T V"]:
+def log_probabilities(config: ModelConfig, params: Params, hidden) -> Float[Array, "B T V"]:
+    """Of every next token, after each of the hidden states."""
     return jax.nn.log_softmax(logits(config, params, hidden), axis=-1)
 
 
 @jax.jit
-def _losses(
+def token_losses(
     predicted: Float[Array, "B T V"],
     targets: Int[Array, "B T"],
     expected: Float[Array, "B T V"],

@@ -121,9 +121,13 @@ def mix(
     return weighted_sum(on_coded, coded) + weighted_sum(weights - on_coded, windowed)
 
 
-def causal(position: Int[Array, " T"], tokens: int) -> Bool[Array, "T S"]:
-    """Which of tokens 0 to S - 1 a query sees: those up to itself."""
-    return jnp.arange(tokens)[None] <= position[:, None]
+def causal(
+    position: Int[Array, " T"], tokens: int, window: int | None = None
+) -> Bool[Array, "T S"]:
+    """Which of tokens 0 to S - 1 a query sees: those up to itself, and in its window."""
+    token, position = jnp.arange(tokens)[None], position[:, None]
+    seen = token <= position
+    return seen if window is None else seen & (token > position - window)
 
 
 def in_blocks(
@@ -151,6 +155,7 @@ def attend_reconstructed(
     position: Int[Array, " T"],
     *,
     scale: float,
+    window: int | None = None,
 ) -> Float[Array, "T N H"]:
     """Attention of queries over tokens 0 to S - 1, each query reading them as the cache would."""
     keys, values = zip(layer.windowed(k, v), layer.coded(k, v), strict=True)
@@ -158,7 +163,7 @@ def attend_reconstructed(
     def attend(q, position):
         key_coded, value_coded = layer.reads_coded(position, len(k))
         logits = scale * scores(q, *keys, key_coded)
-        weights, _ = softmax(logits, causal(position, len(k)))
+        weights, _ = softmax(logits, causal(position, len(k), window))
         return mix(weights, *values, value_coded)
 
     return in_blocks(attend, q, position).reshape(-1, *q.shape[1:])[: len(q)]

@@ -102,7 +102,7 @@ class Baseline:
     kept: ChannelWise
 
     def start(self, tokens: int) -> _KeptTokens:
-        L, K, H = CacheShape.of(self.model.config)
+        L, K, H, _ = CacheShape.of(self.model.config)
         S = -(-tokens // CHUNK) * CHUNK
         zeros = jnp.zeros((L, S, K, H))
         return _KeptTokens(zeros, jnp.zeros_like(zeros), jnp.int32(0))
@@ -111,7 +111,8 @@ class Baseline:
         config, length = self.model.config, state.length
 
         def over_kept(layer: int) -> _OverKept:
-            return _OverKept(self.kept.layer(layer), layer, length, config.attention_scale)
+            how = config.attention_scale, config.layer(layer).window
+            return _OverKept(self.kept.layer(layer), layer, length, *how)
 
         at = position + length + jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
         hidden, (k, v) = run(
@@ -132,6 +133,7 @@ class _OverKept:
     layer: LayerIndex
     length: Int[Array, ""]
     scale: float = field(metadata={"static": True})
+    window: int | None = field(metadata={"static": True})
 
     def __call__(self, q, new_k, new_v, before):
         k, v = (
@@ -141,9 +143,8 @@ class _OverKept:
             for old, new in zip(before, (new_k, new_v), strict=True)
         )
         position = self.length + jnp.arange(q.shape[1], dtype=jnp.int32)
-        out = attend_reconstructed(
-            self.kept, q[0], k[self.layer], v[self.layer], position, scale=self.scale
-        )
+        how = {"scale": self.scale, "window": self.window}
+        out = attend_reconstructed(self.kept, q[0], k[self.layer], v[self.layer], position, **how)
         return out[None].astype(q.dtype), (k, v)
 
 

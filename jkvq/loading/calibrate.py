@@ -12,7 +12,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from jkvq.cache.calibrated import Calibration, methods_for
-from jkvq.cache.shape import CacheShape
 from jkvq.cache.specs.spec import CacheSpec
 from jkvq.cache.specs.spec_text import parse_spec
 from jkvq.calibration.artefact import (
@@ -248,11 +247,13 @@ def _manifest(
     changed = {
         name: value for name, value in given.items() if value != getattr(CalibrationOptions, name)
     }
-    shape = CacheShape.of(model.config)
+    config = model.config
     return Manifest(
         model=model.name,
         weights=model.fingerprint,
-        **shape._asdict(),
+        layers=config.layers,
+        kv_heads=config.kv_heads,
+        head_dim=config.head_dim,
         method=label,
         options=changed,
         windows=dataclasses.asdict(WINDOWS),

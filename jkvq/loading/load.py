@@ -55,6 +55,28 @@ def load(
         implementation: ``pallas`` (GPU kernels) or ``reference``; by default the best here.
         check: on first use, measure what the cache does to the model, and warn if it breaks it.
     """
+    return load_both(
+        model,
+        cache=cache,
+        calibration=calibration,
+        dtype=dtype,
+        pool_tokens=pool_tokens,
+        implementation=implementation,
+        check=check,
+    )[1]
+
+
+def load_both(
+    model: str | Path,
+    *,
+    cache: str | CacheSpec | None,
+    calibration: Calibration | str | Path | None,
+    dtype: DTypeLike | None,
+    pool_tokens: int | None,
+    implementation: str | None,
+    check: bool,
+) -> tuple[Model, LLM]:
+    """A model without a cache, and with one; see `load`."""
     spec = None if cache is None else as_spec(cache)
     if pool_tokens is not None:
         pool_tokens = whole("pool_tokens", pool_tokens, 1, INT32, "a whole number, 1 or more")
@@ -79,13 +101,13 @@ def load(
         llm = with_cache(plain, spec, known, **how)
         found = check_cache(plain, llm, known) if check else None
     if found is None or not found.broken:
-        return llm
+        return plain, llm
     broken = f"{found.cache} breaks this model: KL {found.kl:.2g}"
     if cache is None:
         _warn(f"{broken}; the cache is {PLAIN_CACHE} instead")
-        return with_cache(plain, PLAIN_CACHE, **how)
+        return plain, with_cache(plain, PLAIN_CACHE, **how)
     _warn(f"{broken}; {_alternative(plain, spec)}")
-    return llm
+    return plain, llm
 
 
 def default_cache(config: ModelConfig) -> tuple[CacheSpec, str | None]:
@@ -153,4 +175,4 @@ def _alternative(plain: Model, broken: CacheSpec) -> str:
 
 
 def _warn(sentence: str) -> None:
-    warnings.warn(sentence, CacheWarning, stacklevel=3)  # where `load` is called
+    warnings.warn(sentence, CacheWarning, stacklevel=4)  # where `load` is called

@@ -109,6 +109,17 @@ class Scheduler:
         comes = bool(self.waiting and self._slots)
         return comes or any(each.state == "prefill" for each in self.running)
 
+    @property
+    def held_pages(self) -> int:
+        """Pages of different tokens, however many copies there are, without tails that wait."""
+        alone = {
+            page
+            for each in self.running
+            for number, page in each.exact.items()
+            if not self._first <= number < self._first + len(each.packed)
+        }
+        return self.packed.used + len(alone)
+
     def submit(self, sequence: Sequence) -> None:
         """Lets a sequence wait for its turn; it must be one that can fit."""
         if sequence.longest > self.most_tokens:

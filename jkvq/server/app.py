@@ -23,6 +23,7 @@ from jkvq.server.door import Door
 from jkvq.server.driver import Driver
 from jkvq.server.errors import ApiError, add_handlers
 from jkvq.server.metrics import Metrics
+from jkvq.server.page import add_page
 from jkvq.support.arguments import shown
 from jkvq.support.errors import UserError
 from jkvq.version import VERSION
@@ -134,6 +135,7 @@ def make_app(service: Service, key: str | None) -> FastAPI:
     )
     add_handlers(app)
     app.add_middleware(Door, key=key)
+    add_page(app)
 
     @app.post(URLS["chat"])
     async def chat_completions(body: ChatBody, request: Request) -> Response:

@@ -8,11 +8,13 @@ import time
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from jkvq.server.errors import ApiError, error_response
+from jkvq.server.page import PATHS
 
 LOG = logging.getLogger("jkvq.server.requests")
 MOST_BYTES = 4 << 20  # of a body; a million tokens of English text
-_OPEN = "/health"  # the only one that needs no key
-_UNLOGGED = (_OPEN, "/ready", "/metrics")  # asked all the time
+_HEALTH = "/health"
+_OPEN = {_HEALTH, *PATHS}  # those that need no key
+_UNLOGGED = (_HEALTH, "/ready", "/metrics")  # asked all the time
 
 
 class Door:
@@ -52,7 +54,7 @@ class Door:
                 _log(scope, status, time.perf_counter() - start)
 
     def _knows(self, scope: Scope) -> bool:
-        if self._wanted is None or scope["path"] == _OPEN:
+        if self._wanted is None or scope["path"] in _OPEN:
             return True
         given = dict(scope["headers"]).get(b"authorization", b"")
         return hmac.compare_digest(given, self._wanted)  # in the same time, however much is right

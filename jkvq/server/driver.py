@@ -16,11 +16,13 @@ from jkvq.engine.engine import Engine
 from jkvq.engine.options import Options
 from jkvq.engine.writer import Generation, Handle, Scores
 from jkvq.server.errors import ApiError
+from jkvq.server.guard import Guard
 from jkvq.server.metrics import Metrics
 
 LOG = logging.getLogger("jkvq.server")
 _RETRY = "1"  # seconds: some text ends soon, and its slot is free
 _LAST_TICK = 5.0  # seconds
+_QUIET = 1.0  # seconds without a text, before the guard looks at others again
 
 
 @dataclass(frozen=True)
@@ -72,11 +74,19 @@ class Driver:
         engine: nobody else may touch it.
         most: texts that may be running or waiting.
         metrics: what is noted of every text.
+        guard: looks at texts again when nobody waits, if there is one.
         on_failure: called in the event loop if the engine itself fails, which nothing mends.
     """
 
-    def __init__(self, engine: Engine, most: int, metrics: Metrics, on_failure: Callable[[], None]):
-        self.engine, self.most, self._metrics = engine, most, metrics
+    def __init__(
+        self,
+        engine: Engine,
+        most: int,
+        metrics: Metrics,
+        on_failure: Callable[[], None],
+        guard: Guard | None = None,
+    ):
+        self.engine, self.most, self._metrics, self._guard = engine, most, metrics, guard
         self._on_failure = on_failure
         self.stats = engine.stats  # as of the latest tick
         self.draining = False
@@ -185,8 +195,26 @@ class Driver:
         while goes_on and not (self._going and self._asked.empty()):
             if not self._going:
                 self.stats = self.engine.stats
-            goes_on = self._asked.get()()
+            goes_on = self._next_wish()()
         return goes_on
+
+    def _next_wish(self) -> Callable[[], bool]:
+        """Waits for what is asked for next; when nobody has for a while the guard has the time."""
+        pause = _QUIET
+        while not self._going and self._guard is not None and self._guard.waits:
+            try:
+                return self._asked.get(timeout=pause)
+            except queue.Empty:
+                pause = 0.0
+                self._look_again(self._guard)
+        return self._asked.get()
+
+    def _look_again(self, guard: Guard) -> None:
+        try:
+            guard.work()
+        except Exception:  # no text is worse for it
+            LOG.exception("the guard has failed, and does no more")
+            self._guard = None
 
     def _submit(
         self, call: Call, prompts: Sequence[tuple[list[int], Options]], watched: bool
@@ -220,11 +248,14 @@ class Driver:
         handle, writer = going.handle, going.handle.writer
         scores = writer.scores(going.given)
         going.given = len(writer.tokens)
-        if handle.done:
+        ended = handle.result() if handle.done else None
+        if ended is not None:
             del self._going[handle.number]
+            if self._guard is not None and ended.error is None:
+                self._guard.take(handle.sequence.prompt, ended.tokens)
         return Piece(
             going.index,
             writer.new_text(),
             scores,
-            handle.result() if handle.done else None,
+            ended,
         )

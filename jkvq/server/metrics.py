@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Histogram, Info, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -11,6 +11,8 @@ from jkvq.engine.writer import Generation
 
 _FIRST = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)  # seconds
 _NEXT = (0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5)
+_KL = (1e-5, 1e-4, 1e-3, 3e-3, 0.01, 0.03, 0.1, 0.3, 1, 3)  # nats
+_TOKENS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
 class Metrics:
@@ -37,6 +39,14 @@ class Metrics:
             registry=self._registry,
         )
 
+    def about(self, **labels: str) -> None:
+        """Notes what is served."""
+        Info("jkvq_served", "What is served.", registry=self._registry).info(labels)
+
+    def guard(self) -> "GuardMetrics":
+        """Figures of a guard, which are there from now on."""
+        return GuardMetrics(self._registry)
+
     def watch(self, stats: Callable[[], Stats]) -> None:
         """Adds what an engine says of itself."""
         self._registry.register(_EngineFigures(stats))
@@ -56,6 +66,49 @@ class Metrics:
         return generate_latest(self._registry)
 
 
+class GuardMetrics:
+    """Figures of a guard."""
+
+    def __init__(self, registry: CollectorRegistry):
+        self._texts, self._diverged, self._left_out, self._warnings = (
+            Counter(f"jkvq_guard_{name}", meaning, registry=registry)
+            for name, meaning in (
+                ("texts", "Texts that were run again with a cache of 16 bits."),
+                ("diverged", "Those in which another token was the most likely somewhere."),
+                ("left_out", "Texts that were too long to be run again, or too many."),
+                ("warnings", "Times that the latest texts were above the limit."),
+            )
+        )
+        self._kl = Histogram(
+            "jkvq_guard_kl",
+            "KL of the next token from that of a cache of 16 bits, in nats, the mean of each text.",
+            buckets=_KL,
+            registry=registry,
+        )
+        self._first = Histogram(
+            "jkvq_guard_tokens_before_divergence",
+            "Tokens of an answer before the first that would have been another with 16 bits.",
+            buckets=_TOKENS,
+            registry=registry,
+        )
+
+    def replayed(self, kl: float, diverged: int | None) -> None:
+        """Notes what a text has shown."""
+        self._texts.inc()
+        self._kl.observe(kl)
+        if diverged is not None:
+            self._diverged.inc()
+            self._first.observe(diverged)
+
+    def left_out(self) -> None:
+        """Notes a text that was not looked at."""
+        self._left_out.inc()
+
+    def warned(self) -> None:
+        """Notes a warning."""
+        self._warnings.inc()
+
+
 class _EngineFigures(Collector):
     """An engine's `Stats`, as of when they are asked for."""
 
@@ -70,7 +123,10 @@ class _EngineFigures(Collector):
         gauges = {
             "running": (stats.running, "Texts that run."),
             "waiting": (stats.waiting, "Texts that wait for a slot or for pages."),
+            "slots": (stats.slots, "Texts that may run at once."),
             "pool_bytes": (stats.pool_bytes, "Memory of both pools of pages."),
+            "used_bytes": (stats.used_bytes, "Memory of the pages in use."),
+            "bf16_bytes": (stats.bf16_bytes, "What the same tokens would take in bf16."),
         }
         for name, (value, meaning) in gauges.items():
             yield GaugeMetricFamily(f"jkvq_{name}", meaning, value)

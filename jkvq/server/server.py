@@ -9,15 +9,18 @@ import sys
 
 import uvicorn
 
+from jkvq.cache.specs.spec_text import spec_text
 from jkvq.engine.capacity import serving_limits
 from jkvq.engine.engine import Engine
 from jkvq.engine.options import Options
 from jkvq.llm import LLM
 from jkvq.server.app import Service, make_app
 from jkvq.server.driver import Driver
+from jkvq.server.guard import Guard, Guarded
 from jkvq.server.metrics import Metrics
 from jkvq.support.arguments import whole
 from jkvq.support.errors import UserError
+from jkvq.version import VERSION
 
 _LAST_WORDS = 5  # seconds for answers to be sent, once all texts have ended
 
@@ -49,6 +52,7 @@ class Server:
         max_queue: texts that may wait for a slot.
         drain: seconds that requests have to end once the server is to.
         key: that clients must send; None asks for none.
+        guarded: how texts are looked at again; None does not.
     """
 
     def __init__(
@@ -62,10 +66,17 @@ class Server:
         max_queue: int = 256,
         drain: float = 30.0,
         key: str | None = None,
+        guarded: Guarded | None = None,
     ):
+        metrics = Metrics()
+        # Before the pools, which take what is left of the memory
+        self._guard = None if guarded is None else Guard(llm, guarded, metrics.guard())
         self._limits = serving_limits(llm, memory, slots)
-        engine, metrics = Engine.of(llm, self._limits), Metrics()
-        self.driver = Driver(engine, engine.slots + max_queue, metrics, on_failure=self._stop)
+        engine = Engine.of(llm, self._limits)
+        self.driver = Driver(
+            *(engine, engine.slots + max_queue, metrics), on_failure=self._stop, guard=self._guard
+        )
+        metrics.about(model=name, cache=spec_text(llm.spec), version=VERSION)
         metrics.watch(lambda: self.driver.stats)
         app = make_app(Service(self.driver, metrics, name), key)
         config = uvicorn.Config(
@@ -92,6 +103,8 @@ class Server:
                 tokens = [0] * min(width - 1, engine.llm.config.context - 1)
                 chosen = dataclasses.replace(options, temperature=temperature)
                 engine.submit_tokens(tokens, chosen).result()
+        if self._guard is not None:
+            self._guard.warm_up()
 
     def run(self) -> None:
         """Serves until `end` is called, or the engine fails, which is raised."""

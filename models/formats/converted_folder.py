@@ -9,7 +9,7 @@ from pathlib import Path
 
 import jax
 
-from jkvq.models.config import ModelConfig
+from jkvq.models.config import ModelConfig, config_from_fields
 from jkvq.models.decoder import Params, abstract_params
 from jkvq.models.dtype import require_range
 from jkvq.models.tokenizer import Tokenizer, tokenizer_from_folder
@@ -28,9 +28,7 @@ class ConvertedFolder:
         self.folder = folder
         try:
             manifest = json.loads((folder / MANIFEST).read_text())
-            form, fields = manifest["format"], manifest["config"]
-            fields["rope_divisors"] = tuple(fields["rope_divisors"])
-            self.config = ModelConfig(**fields)
+            form, self.config = manifest["format"], config_from_fields(manifest["config"])
         except (KeyError, TypeError, json.JSONDecodeError) as error:
             raise UserError(f"{folder / MANIFEST} is damaged ({error}); convert again") from None
         if form != _FORMAT:

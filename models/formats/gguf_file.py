@@ -4,32 +4,18 @@ import dataclasses
 import math
 from pathlib import Path
 
+import gguf
 import numpy as np
 from gguf.quants import dequantize
 
-from jkvq.models.config import ModelConfig, from_gguf
+from jkvq.models.config import ModelConfig
 from jkvq.models.decoder import Params
+from jkvq.models.families.architecture import from_gguf, gguf_family
+from jkvq.models.families.family import Family
 from jkvq.models.formats.gguf_header import read_header
 from jkvq.models.formats.gguf_tokenizer import tokenizer_from_gguf
 from jkvq.models.formats.weights import load_params
 from jkvq.models.tokenizer import Tokenizer
-
-_NAMES = {
-    "embedding": "token_embd.weight",
-    "norm": "output_norm",
-    "head": "output",
-    "attention_norm": "blk.{layer}.attn_norm",
-    "attention.q": "blk.{layer}.attn_q",
-    "attention.k": "blk.{layer}.attn_k",
-    "attention.v": "blk.{layer}.attn_v",
-    "attention.o": "blk.{layer}.attn_output",
-    "attention.q_norm": "blk.{layer}.attn_q_norm",
-    "attention.k_norm": "blk.{layer}.attn_k_norm",
-    "mlp_norm": "blk.{layer}.ffn_norm",
-    "mlp.gate": "blk.{layer}.ffn_gate",
-    "mlp.up": "blk.{layer}.ffn_up",
-    "mlp.down": "blk.{layer}.ffn_down",
-}
 
 
 class GGUFFile:
@@ -38,20 +24,38 @@ class GGUFFile:
     def __init__(self, path: Path):
         self.path = path
         self._header = read_header(path)
+        self._family = gguf_family(self._header.metadata)
+        assert self._family.gguf is not None
+        self._form = self._family.gguf
         config = from_gguf(
             self._header.metadata,
             {name: info.shape for name, info in self._header.tensors.items()},
         )
-        if "rope_freqs.weight" in self._header.tensors:  # Llama 3's scaling, spelt out
-            divisors = tuple(self._read("rope_freqs.weight").tolist())
-            config = dataclasses.replace(config, rope_divisors=divisors)
-        self.config: ModelConfig = config
+        self.config: ModelConfig = self._with_divisors(config)
 
     def params(self, dtype) -> Params:
-        return load_params(self.config, dtype, _NAMES, self._read_rotate_half)
+        return load_params(
+            self.config,
+            dtype,
+            gguf_names(self._family),
+            self._read_as_decoder,
+            interleaved=self._form.interleaved,
+        )
 
     def tokenizer(self) -> Tokenizer:
         return tokenizer_from_gguf(self._header.metadata)
+
+    def _with_divisors(self, config: ModelConfig) -> ModelConfig:
+        """With the rope scaling that is spelt out in tensors: Llama 3's, and longrope."""
+        metadata, start = self._header.metadata, f"{self._form.architecture}."
+        original = metadata.get(f"{start}rope.scaling.original_context_length", config.context)
+        length = "long" if config.context > original else "short"
+        for name in ("rope_freqs.weight", f"rope_factors_{length}.weight"):
+            if name in self._header.tensors:
+                gain = metadata.get(f"{start}rope.scaling.attn_factor", config.rope_gain)
+                divisors = tuple(self._read(name).tolist())
+                return dataclasses.replace(config, rope_divisors=divisors, rope_gain=gain)
+        return config
 
     def _read(self, name: str) -> np.ndarray:
         info = self._header.tensors[name]
@@ -62,12 +66,22 @@ class GGUFFile:
             info.shape
         )
 
-    def _read_rotate_half(self, name: str) -> np.ndarray:
-        """The tensor with rotary pairs as halves: llama files hold queries and keys interleaved."""
+    def _read_as_decoder(self, name: str) -> np.ndarray:
+        """The tensor; norms without the 1 that the decoder adds."""
         tensor = self._read(name)
-        heads = {"attn_q": self.config.heads, "attn_k": self.config.kv_heads}
-        projection = name.split(".")[2] if name.startswith("blk.") else ""
-        if self.config.family != "llama" or projection not in heads:
-            return tensor
-        pairs = tensor.reshape(heads[projection], self.config.head_dim // 2, 2, -1)
-        return pairs.swapaxes(1, 2).reshape(tensor.shape)
+        return tensor - 1 if self._form.norms_with_one and name.endswith("norm.weight") else tensor
+
+
+def gguf_names(family: Family) -> dict[str, str]:
+    """The names of a family's tensors in llama.cpp's files, by the gguf package's table."""
+    assert family.gguf is not None
+    architectures = {name: key for key, name in gguf.MODEL_ARCH_NAMES.items()}
+    table = gguf.get_tensor_name_map(architectures[family.gguf.architecture], 1)
+    names = {}
+    for ours, theirs in family.all_names.items():
+        first = theirs.replace("{layer}", "0").replace(".{expert}", "")
+        first = first.replace("e_score_correction_bias", "e_score_correction.bias")
+        found = table.get_name(first, try_suffixes=(".weight", ".bias"))
+        if found is not None:
+            names[ours] = found.replace("blk.0.", "blk.{layer}.")
+    return names

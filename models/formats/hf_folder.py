@@ -1,33 +1,21 @@
 """Checkpoints as Hugging Face keeps them: config.json, (sharded) safetensors, tokenizer files."""
 
+import functools
 import json
+import struct
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from jkvq.models.config import ModelConfig, from_hf
+from jkvq.models.config import ModelConfig
 from jkvq.models.decoder import Params
+from jkvq.models.families.architecture import FAMILIES, from_hf
+from jkvq.models.formats.quantized.scheme import dequantizing
 from jkvq.models.formats.weights import load_params
 from jkvq.models.tokenizer import Tokenizer, tokenizer_from_folder
 from jkvq.support.errors import UserError
-
-_NAMES = {
-    "embedding": "model.embed_tokens.weight",
-    "norm": "model.norm",
-    "head": "lm_head",
-    "attention_norm": "model.layers.{layer}.input_layernorm",
-    "attention.q": "model.layers.{layer}.self_attn.q_proj",
-    "attention.k": "model.layers.{layer}.self_attn.k_proj",
-    "attention.v": "model.layers.{layer}.self_attn.v_proj",
-    "attention.o": "model.layers.{layer}.self_attn.o_proj",
-    "attention.q_norm": "model.layers.{layer}.self_attn.q_norm",
-    "attention.k_norm": "model.layers.{layer}.self_attn.k_norm",
-    "mlp_norm": "model.layers.{layer}.post_attention_layernorm",
-    "mlp.gate": "model.layers.{layer}.mlp.gate_proj",
-    "mlp.up": "model.layers.{layer}.mlp.up_proj",
-    "mlp.down": "model.layers.{layer}.mlp.down_proj",
-}
 
 
 class HFFolder:
@@ -35,20 +23,26 @@ class HFFolder:
 
     def __init__(self, folder: Path):
         self.folder = folder
-        self.config: ModelConfig = read_config(folder / "config.json")
+        fields = _read_json(folder / "config.json")
+        self.config: ModelConfig = from_hf(fields)
         self._files = _tensor_files(folder)
+        self._read = dequantizing(fields, self._read_stored)
 
     def params(self, dtype) -> Params:
-        return load_params(self.config, dtype, _NAMES, self._read)
+        family = FAMILIES[self.config.family]
+        how = {"interleaved": family.interleaved}
+        return load_params(self.config, dtype, family.all_names, self._read, **how)
 
     def tokenizer(self) -> Tokenizer:
         return tokenizer_from_folder(self.folder)
 
-    def _read(self, name: str) -> np.ndarray:
+    def _read_stored(self, name: str) -> np.ndarray:
         # Opened per tensor: pages of a mapped file count as memory until it is closed.
         with _open(self._files[name]) as file:
             if name not in file.keys():  # noqa: SIM118 (not a dict)
                 raise KeyError(name)
+            if file.get_slice(name).get_dtype() == "F8_E4M3":  # numpy itself has none
+                return _read_float8(self._files[name], name)
             return file.get_tensor(name)
 
 
@@ -78,6 +72,22 @@ def _open(path: Path):
         return safe_open(path, framework="numpy")
     except SafetensorError as error:
         raise UserError(f"{path} is truncated or damaged ({error}); fetch it again") from None
+
+
+def _read_float8(path: Path, name: str) -> np.ndarray:
+    """A tensor of 8-bit floats; the file's header says where it lies."""
+    first, tensors = _header(path)
+    start, end = tensors[name]["data_offsets"]
+    raw = np.fromfile(path, np.uint8, count=end - start, offset=first + start)
+    return raw.view(ml_dtypes.float8_e4m3fn).reshape(tensors[name]["shape"])
+
+
+@functools.lru_cache(maxsize=4)
+def _header(path: Path) -> tuple[int, dict]:
+    """Where the tensors of a safetensors file begin, and where each of them lies from there."""
+    with path.open("rb") as file:
+        (size,) = struct.unpack("<Q", file.read(8))
+        return 8 + size, json.loads(file.read(size))
 
 
 def _read_json(path: Path) -> dict:

@@ -10,35 +10,41 @@ import numpy as np
 from jkvq.models.config import ModelConfig
 from jkvq.models.decoder import Params, abstract_params
 from jkvq.models.dtype import require_range
+from jkvq.models.formats.channels import Path, in_decoder_order
 from jkvq.models.joined import Part, joined_parts
 from jkvq.support.errors import UserError
 from jkvq.support.progress import byte_bar
 
 _READERS = 2  # numpy decodes a tensor while the next one is read
 
-Path = tuple[str | int, ...]  # of a parameter
 # Our name of each parameter, without "layers.<i>." and the last "weight" or "bias".
 Names = Mapping[str, str]
 
 
 def load_params(
-    config: ModelConfig, dtype, names: Names, read: Callable[[str], np.ndarray]
+    config: ModelConfig,
+    dtype,
+    names: Names,
+    read: Callable[[str], np.ndarray],
+    *,
+    interleaved: bool = False,
 ) -> Params:
     """Parameters on the device, in ``dtype``.
 
     Args:
         config: the architecture, which says what there must be.
         dtype: of every parameter.
-        names: for each of our names the checkpoint's, with ``{layer}`` for the layer's number.
+        names: for each of our names the checkpoint's, with ``{layer}`` for the layer's number and
+            ``{expert}`` for the expert's, where each has a tensor of its own.
         read: gives a tensor by the checkpoint's name, raising KeyError where there is none. Only
             two parameters at a time are held on the host.
+        interleaved: whether the two channels of a rotary pair stand side by side.
     """
     abstract = abstract_params(config, dtype)
     total = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(abstract))
     with byte_bar("Loading weights", total) as bar:
 
-        def read_part(path: Path, shape: tuple[int, ...]) -> np.ndarray:
-            name = source_name(path, names)
+        def read_one(name: str, shape: tuple[int, ...]) -> np.ndarray:
             try:
                 tensor = read(name)
             except KeyError:
@@ -49,15 +55,27 @@ def load_params(
                 )
             return tensor
 
+        def read_parts(path: Path, leaf: jax.ShapeDtypeStruct) -> np.ndarray:
+            parts = _parts(config, path, names)
+            if parts[0][0] is None and "{expert}" not in source_name(path, names):
+                return np.asarray(read_one(source_name(path, names), leaf.shape), leaf.dtype)
+            array = np.zeros(leaf.shape, leaf.dtype)
+            for part, own in parts:
+                target = array if part is None else part.of(str(path[-1]), array)
+                name = source_name(own, names)
+                if "{expert}" not in name:
+                    target[...] = read_one(name, target.shape)
+                    continue
+                for expert in range(len(target)):
+                    own_name = name.format(expert=expert)
+                    target[expert] = read_one(own_name, target.shape[1:])
+            return array
+
         def fill(place: tuple[Any, jax.ShapeDtypeStruct]) -> jax.Array:
             path, leaf = tuple(key.key for key in place[0]), place[1]
             with np.errstate(over="ignore"):  # refused below
-                if parts := _parts(config, path):
-                    array = np.zeros(leaf.shape, leaf.dtype)
-                    for part, own in parts:
-                        array[part.rows] = read_part(own, (part.count, *leaf.shape[1:]))
-                else:
-                    array = np.asarray(read_part(path, leaf.shape), leaf.dtype)
+                array = read_parts(path, leaf)
+            array = in_decoder_order(config, path, array, interleaved=interleaved)
             bar.advance(array.nbytes)
             return jax.device_put(array)
 
@@ -66,23 +84,28 @@ def load_params(
             return require_range(tree.unflatten(readers.map(fill, places)), dtype)
 
 
-def _parts(config: ModelConfig, path: Path) -> list[tuple[Part, Path]]:
-    """What a joined parameter is read from, and the paths that those would have alone."""
-    *above, module, projection, kind = "", "", *path
-    parts = joined_parts(config).get(str(module), {}).get(str(projection), [])
+def _parts(config: ModelConfig, path: Path, names: Names) -> list[tuple[Part | None, Path]]:
+    """What a parameter is read from, and the paths that those have: itself, or those joined."""
+    if path[0] != "layers":
+        return [(None, path)]
+    *inside, kind = path[2:]
+    parts = joined_parts(config.layer(int(path[1]))).get(tuple(map(str, inside)), [])
+    if not parts or ".".join(map(str, inside)) in names:
+        return [(None, path)]
     return [
-        (part, (*above[2:], module, part.name, kind))
-        for part in parts
-        if kind == "weight" or part.bias
+        (part, (*path[:-2], part.name, kind)) for part in parts if kind == "weight" or part.bias
     ]
 
 
 def source_name(path: Path, names: Names) -> str:
-    """The checkpoint's name of our parameter at ``path``."""
+    """The checkpoint's name of our parameter at ``path``; ``{expert}`` stays in it."""
     layer = ""
     if path[0] == "layers":
         layer, path = path[1], path[2:]
     *module, kind = path
     if kind == "embedding":
         return names["embedding"]
-    return f"{names['.'.join(map(str, module))].format(layer=layer)}.{kind}"
+    whole = ".".join(map(str, path))
+    if whole in names:  # a parameter that is neither weight nor bias
+        return names[whole].replace("{layer}", str(layer))
+    return names[".".join(map(str, module))].replace("{layer}", str(layer)) + f".{kind}"

@@ -2,10 +2,13 @@
 
 The work is cut into shares as triton/decode.py has it (work.py), and partial results are the same.
 A *team* of warps has a share of some KV heads and reads its pages from a ring of slots in shared
-memory (ring.py), tile by tile; what a warp does is in warp.py, with a tile in affine.py and
-floats.py. Warps never wait for each other but for a slot. Pages of several formats, packed ones
-and those of the windows, are read one after the other: each format's work is cut into equal shares.
+memory (ring.py), tile by tile; what a warp does is in warp.py, with a tile in
+sides/. Warps never wait for each other but for a slot. Pages of several formats, packed ones
+and those of the windows, are read one after the other: each format's work is cut into equal shares,
+dealt out from either end, so that little work of two formats meets in no team.
 """
+
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +16,7 @@ import numpy as np
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxtyping import Array, Float
 
+from jkvq.pallas_kernels.formats.codecs import LloydCodec
 from jkvq.pallas_kernels.formats.packed import LayerIndex
 from jkvq.pallas_kernels.mosaic.program import (
     Format,
@@ -22,6 +26,7 @@ from jkvq.pallas_kernels.mosaic.program import (
     same_threads,
     shared_bytes,
 )
+from jkvq.pallas_kernels.mosaic.sides.stream_keys import channel_table
 from jkvq.pallas_kernels.mosaic.warp import Room, Warp
 from jkvq.pallas_kernels.types import Heads
 from jkvq.pallas_kernels.work import Partials, Span
@@ -38,7 +43,11 @@ def decode(
     """
     H = q.shape[2]
     programs = same_threads([_program(q, span, scale) for span in spans])
-    blocks = [-(-each.shares * each.groups // each.teams.count) for each in programs]
+    blocks = max(-(-each.shares * each.groups // each.teams.count) for each in programs)
+    programs = [
+        replace(program, from_end=number % 2 * blocks * program.teams.count)
+        for number, program in enumerate(programs)
+    ]
     arrays = [_arrays(span) for span in spans]
 
     def block(layer, q, *refs, slots, barriers):
@@ -66,7 +75,7 @@ def decode(
         compiler_params=plgpu.CompilerParams(
             lowering_semantics=plgpu.LoweringSemantics.Lane, unsafe_no_auto_barriers=True
         ),
-        grid=(max(blocks),),
+        grid=(blocks,),
         grid_names=("block",),
         num_threads=programs[0].warpgroups,
         thread_name="warpgroup",
@@ -102,4 +111,13 @@ def _arrays(span: Span) -> list[Array]:
     sides = (x for side in (span.keys, span.values) for x in (side.codes, side.params))
     added = () if shift is None else (shift.scores, shift.number)
     order = shares.before, shares.first, shares.last, plan.length, plan.pages
-    return [*order, *(x for x in (*sides, *added) if x is not None)]
+    return [*order, *(x for x in (*sides, _table(span), *added) if x is not None)]
+
+
+def _table(span: Span) -> Array | None:
+    """What a warp must know of the channels of a stream."""
+    codec, codes = span.codecs[0], span.keys.codes
+    if not span.keys.stream:
+        return None
+    assert isinstance(codec, LloydCodec) and codec.allocation is not None
+    return channel_table(codec.allocation, codes.shape[3], codes.shape[4])

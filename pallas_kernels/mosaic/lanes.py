@@ -71,6 +71,12 @@ class Lanes:
     def shr(self, a, by: int):
         return arith.shrui(a, self.i(by)) if by else a
 
+    def shl_by(self, a, by):
+        return arith.shli(a, by)
+
+    def shr_by(self, a, by):
+        return arith.shrui(a, by)
+
     def signed_shr(self, a, by):
         return arith.shrsi(a, by)
 
@@ -141,8 +147,19 @@ class Lanes:
         return self._floats(text, a)
 
     def bytes_of(self, a, b, selector):
-        """Four of the eight bytes of a and b: nibble i of the selector says which is byte i."""
+        """Four of the eight bytes of a and b: nibble i of the selector says which is byte i.
+
+        Only its lower 16 bits count. Nibbles of 8 and more give the sign of a byte: 0 or 0xFF.
+        """
         return self._ints("prmt.b32 $0, $1, $2, $3;", a, b, selector)
+
+    def halves_mul(self, a, b):
+        """Products of two floats of 16 bits in each register."""
+        return self._ints("mul.rn.f16x2 $0, $1, $2;", a, b)
+
+    def halves_fma(self, a, b, c):
+        """a b + c of two floats of 16 bits in each register."""
+        return self._ints("fma.rn.f16x2 $0, $1, $2, $3;", a, b, c)
 
     # Between threads
 
@@ -212,6 +229,17 @@ class Lanes:
     def load(self, pointer, index):
         """An integer that nobody writes while the kernel runs."""
         return self._ints("ld.global.nc.b32 $0, [$1];", self.at(pointer, index, 4))
+
+    def load_row(self, pointer, index, count: int) -> list[Value]:
+        """So many integers in a row, a multiple of 4, that nobody writes while the kernel runs.
+
+        Loaded where it stands: out of a loop, rows would not fit into the registers.
+        """
+        start, found = self.at(pointer, index, 4), []
+        for k in range(0, count, 4):
+            text = f"ld.global.nc.v4.b32 {_registers(0, 4)}, [$4+{4 * k}];"
+            found += ptx(text, start, gives=[self.int] * 4, acts=True)
+        return found
 
     def load_float(self, pointer, index):
         return self._floats("ld.global.nc.f32 $0, [$1];", self.at(pointer, index, 4))

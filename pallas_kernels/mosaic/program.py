@@ -5,23 +5,49 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from jkvq.pallas_kernels.formats.codecs import AffineCodec, Codec, DigitCodec, FloatCodec
-from jkvq.pallas_kernels.mosaic.affine import AffineKeys, AffineValues, parts_of
-from jkvq.pallas_kernels.mosaic.floats import FloatKeys, FloatValues, kind_of
+from jkvq.pallas_kernels.formats.codecs import (
+    AffineCodec,
+    Codec,
+    DigitCodec,
+    FloatCodec,
+    LloydCodec,
+)
+from jkvq.pallas_kernels.mosaic.lanes import Value
 from jkvq.pallas_kernels.mosaic.ring import Side
+from jkvq.pallas_kernels.mosaic.sides import levels
+from jkvq.pallas_kernels.mosaic.sides.affine_keys import AffineKeys
+from jkvq.pallas_kernels.mosaic.sides.affine_values import AffineValues
+from jkvq.pallas_kernels.mosaic.sides.floats import FloatKeys, FloatValues, kind_of
+from jkvq.pallas_kernels.mosaic.sides.lloyd_keys import LloydKeys
+from jkvq.pallas_kernels.mosaic.sides.lloyd_values import LloydValues
+from jkvq.pallas_kernels.mosaic.sides.parts import parts_of
+from jkvq.pallas_kernels.mosaic.sides.stream_keys import StreamKeys
 from jkvq.pallas_kernels.mosaic.tile import HEADS, Tile
 from jkvq.pallas_kernels.types import Heads, Shift
 
 WARPS = 4  # of a warpgroup
 SLOTS = 2  # of a ring; more in flight is slower
 _TILE_BYTES = 36 * 1024  # of a slot at most, if tokens are not fewer than 16 then
+STREAM_TILE = 64  # tokens of a tile and of a page with codes of unequal widths
 _SHARED_BYTES = 220 * 1024  # of a block
 
 
-def reads(codec: Codec, channels: int) -> bool:
-    """Whether this kernel reads pages of a codec."""
+def reads(codecs: tuple[Codec, Codec], heads: Heads, page: int) -> bool:
+    """Whether this kernel reads pages of so many tokens, keys and values of these codecs."""
+    if _is_stream(codecs[1]) or not all(_reads(codec, heads.channels) for codec in codecs):
+        return False
+    return not _is_stream(codecs[0]) or page == STREAM_TILE == _teams(codecs, heads, page).tile
+
+
+def _is_stream(codec: Codec) -> bool:
+    return isinstance(codec, LloydCodec) and codec.allocation is not None
+
+
+def _reads(codec: Codec, channels: int) -> bool:
     if isinstance(codec, FloatCodec):
         return codec.floats != jnp.float32
+    if isinstance(codec, LloydCodec):
+        return codec.allocation is not None or codec.bits in levels.BITS
     if isinstance(codec, DigitCodec):
         codec = codec.columns
     if not isinstance(codec, AffineCodec) or codec.centroids is not None:
@@ -69,24 +95,34 @@ def make_teams(of: Heads, page: int, token_bytes: int) -> Teams:
 class Format:
     """How one side is stored: in codes of so many bits, or in floats of a kind.
 
+    params: 16-bit numbers of a token besides: scale and lo of affine codes, units of Lloyd's.
+    lloyd, stream: whether codes are Lloyd's, and of unequal widths.
     digits: of the channels' quarters, of keys of unequal widths (digits.py).
     """
 
     channels: int
     bits: int = 16
+    params: int = 0
     kind: str | None = None
+    lloyd: bool = False
+    stream: bool = False
     digits: tuple[int, ...] | None = None
 
     @classmethod
     def of(cls, codec: Codec, channels: int) -> "Format":
         if isinstance(codec, FloatCodec):
             return cls(channels, kind=kind_of(codec.floats))
+        if isinstance(codec, LloydCodec):
+            if codec.allocation is None:
+                return cls(channels, codec.bits, 1, lloyd=True)
+            return cls(channels, codec.bits, codec.allocation.size.shape[-1], stream=True)
         assert isinstance(codec, AffineCodec | DigitCodec)
-        return cls(channels, codec.bits, digits=getattr(codec, "digits", None))
+        return cls(channels, codec.bits, 2, digits=getattr(codec, "digits", None))
 
     @property
-    def coded(self) -> bool:
-        return self.kind is None
+    def arrays(self) -> int:
+        """Of pages: codes, and params if there are any."""
+        return 1 + (self.params > 0)
 
     @property
     def row(self) -> int:
@@ -96,24 +132,36 @@ class Format:
     @property
     def bytes(self) -> int:
         """Bytes of a token."""
-        return self.row + 4 * self.coded
+        return self.row + 2 * self.params
 
-    def keys(self, tile: Tile) -> AffineKeys | FloatKeys:
+    def keys(
+        self, tile: Tile, table: Value | None
+    ) -> AffineKeys | FloatKeys | LloydKeys | StreamKeys:
+        """``table``: of a stream's channels, of the warp's head."""
         if self.kind is not None:
             return FloatKeys(tile, self.kind, self.channels)
+        if self.stream:
+            return StreamKeys(tile, self.channels, table)
+        if self.lloyd:
+            return LloydKeys(tile, self.bits, self.channels)
         return AffineKeys(tile, self.bits, self.channels, self.digits)
 
-    def values(self, tile: Tile) -> AffineValues | FloatValues:
+    def values(self, tile: Tile) -> AffineValues | FloatValues | LloydValues:
         if self.kind is not None:
             return FloatValues(tile, self.kind, self.channels)
+        if self.lloyd:
+            return LloydValues(tile, self.bits, self.channels)
         return AffineValues(tile, self.bits, self.channels)
 
 
 def share_count(codecs: tuple[Codec, Codec], heads: Heads, page: int, cores: int) -> int:
     """Shares of the work, if all multiprocessors have one block."""
-    token_bytes = sum(Format.of(codec, heads.channels).bytes for codec in codecs)
-    teams = make_teams(heads, page, token_bytes)
+    teams = _teams(codecs, heads, page)
     return max(1, cores * teams.count * teams.heads // heads.kv)
+
+
+def _teams(codecs: tuple[Codec, Codec], heads: Heads, page: int) -> Teams:
+    return make_teams(heads, page, sum(Format.of(codec, heads.channels).bytes for codec in codecs))
 
 
 class ShiftNumbers(NamedTuple):
@@ -145,15 +193,15 @@ class Program:
     shares: int
     scale: float  # of scores to base 2
     shift: ShiftNumbers | None
+    from_end: int = 0  # teams of the grid, if the last one has the first share
 
     @property
     def sides(self) -> list[Side]:
         """Keys and values, with the numbers of their arrays."""
-        first = 1 + self.key.coded
-        values = (first, first + 1)[: 1 + self.value.coded]
+        keys, values = self.key.arrays, self.value.arrays
         return [
-            Side((0, 1)[:first], self.key.row, 2 * self.key.coded),
-            Side(values, self.value.row, 2 * self.value.coded),
+            Side(tuple(range(keys)), self.key.row, self.key.params),
+            Side(tuple(range(keys, keys + values)), self.value.row, self.value.params),
         ]
 
     @property

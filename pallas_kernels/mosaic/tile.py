@@ -58,25 +58,33 @@ class Tile:
         """Which of ``rows_of`` the x-th token is counted from, and how many bytes behind it."""
         return x % self.turns, x // self.turns * self.turns * row
 
-    def numbers(self, address: Value, offset: int) -> list[Value]:
-        """A bfloat16 number of each of the thread's tokens, which lie in a row."""
+    def numbers(self, address: Value, offset: int, kind: str = "bf16") -> list[Value]:
+        """A 16-bit float of each of the thread's tokens, which lie in a row."""
         o, count = self.o, self.each // 2
         words = o.load_shared(address, offset, count)
         if self.narrow:
             half = self._halves
-            return [
-                o.as_float(o.bytes_of(words[x // 2], o.i(0), half[x % 2])) for x in range(self.each)
+            upper = [o.bytes_of(words[x // 2], o.i(0), half[x % 2]) for x in range(self.each)]
+        else:
+            pairs = [
+                o.bytes_of(words[2 * k], words[2 * k + 1], half)
+                for k in range(count // 2)
+                for half in self._halves
             ]
-        pairs = [
-            o.bytes_of(words[2 * k], words[2 * k + 1], half)
-            for k in range(count // 2)
-            for half in self._halves
-        ]
-        return [
-            o.as_float(half)
-            for pair in pairs
-            for half in (o.shl(pair, 16), o.and_(pair, o.i(0xFFFF0000)))
-        ]
+            upper = [half for pair in pairs for half in (o.shl(pair, 16), pair)]
+        if kind == "f16":
+            return [o.from_short(o.shr(each, 16), kind) for each in upper]
+        return [o.as_float(o.and_(each, o.i(0xFFFF0000))) for each in upper]
+
+    def turned(self, numbers: list[Value]) -> list[Value]:
+        """Numbers of the thread's tokens in their order in the tile, as ``token`` has them."""
+        o = self.o
+        for bit in range(1 if self.narrow else 2):
+            other = o.eq(o.and_(o.shr(self.f, bit), o.i(1)), o.i(1))
+            numbers = [
+                o.select(other, numbers[x ^ (1 << bit)], numbers[x]) for x in range(len(numbers))
+            ]
+        return numbers
 
     def greatest(self, value: Value) -> Value:
         """Over the tokens of all threads, for each query head."""

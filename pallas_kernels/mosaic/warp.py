@@ -13,6 +13,7 @@ from jax.experimental.mosaic.gpu import utils
 from jkvq.pallas_kernels.mosaic.lanes import Lanes, Value
 from jkvq.pallas_kernels.mosaic.program import SLOTS, WARPS, Program, ShiftNumbers
 from jkvq.pallas_kernels.mosaic.ring import Ring
+from jkvq.pallas_kernels.mosaic.sides.stream_keys import ENTRY
 from jkvq.pallas_kernels.mosaic.tile import HEADS, Tile
 
 _NOTHING = -1e30  # a score that counts for nothing
@@ -41,7 +42,8 @@ class Warp:
         self.before, first, last, self.length, self.order, *rest = map(o.global_pointer, arrays)
         self.q = o.global_pointer(q)
         count = sum(len(side.arrays) for side in program.sides)
-        pages, self.shift = rest[:count], rest[count:]
+        pages, rest = rest[:count], rest[count:]
+        tables, self.shift = (rest[:1], rest[1:]) if program.key.stream else ([], rest)
         self.out, self.lse = map(o.global_pointer, outputs)
         loads = {"bf16": o.load_bfloat16, "f16": o.load_half, "f32": o.load_float}
         self.load_query = loads[str(q.type.element_type)]
@@ -54,9 +56,10 @@ class Warp:
         memory = o.mul(utils.warpgroup_idx(), o.i(room.warpgroup_bytes))
         memory = o.add(memory, o.mul(of_group, o.i(SLOTS * program.slot_bytes)))
         barriers = o.add(o.mul(team, o.i(16 * SLOTS)), o.i(room.first_barrier))
-        self.share, group = self._divided(
-            o.add(o.mul(utils.block_idx(), o.i(teams.count)), team), program.groups
-        )
+        of_all = o.add(o.mul(utils.block_idx(), o.i(teams.count)), team)
+        if program.from_end:
+            of_all = o.sub(o.i(program.from_end - 1), of_all)
+        self.share, group = self._divided(of_all, program.groups)
         self.own, query = self._divided(self.in_team, teams.warps)
         self.head = o.add(o.mul(group, o.i(teams.heads)), self.own)
         self.four = o.mul(query, o.i(HEADS))  # the first of its query heads among the KV head's
@@ -76,7 +79,10 @@ class Warp:
             o.add(o.shared_pointer(room.barriers), barriers),
         )
         self.tile = Tile(o, self.lane, teams.tile, max(program.key.row, program.value.row))
-        self.keys, self.values = program.key.keys(self.tile), program.value.values(self.tile)
+        size = o.i(4 * ENTRY * program.shape[3])
+        table = o.at(tables[0], o.mul(self.head, size)) if tables else None
+        self.keys = program.key.keys(self.tile, table)
+        self.values = program.value.values(self.tile)
 
     def _divided(self, number: Value, by: int) -> tuple[Value, Value]:
         return self.o.div(number, self.o.i(by)), self.o.rem(number, self.o.i(by))

@@ -36,12 +36,14 @@ def paged_attention(
     block_table: Int[Array, "B M"],
     length: Int[Array, "B T"],
     shift: Float[Array, "B T N M"] | None = None,
+    oldest: Int[Array, "B T"] | None = None,
     *,
     scale: float,
 ) -> tuple[Float[Array, "B T N H"], Float[Array, "B T N"]]:
     """(out, lse) in float32; a query that sees no token gets (0, -inf).
 
-    ``shift`` is added to q . k for all tokens of a page.
+    ``shift`` is added to q . k for all tokens of a page. ``oldest`` is the first token that a query
+    sees, if that is not the first of all.
     Slots at and past ``length``, and pages the block table does not name, may hold anything.
     """
     B, T, N, H = q.shape
@@ -65,6 +67,8 @@ def paged_attention(
         pages = jax.lax.dynamic_slice_in_dim(block_table, i * round_pages, round_pages, axis=1)
         token = i * round_pages * p + jnp.arange(round_pages * p)  # [S], S tokens this round
         visible = token[None, None] < length[..., None]  # [B, T, S]
+        if oldest is not None:
+            visible &= token[None, None] >= oldest[..., None]
         real = visible.any(1)
         key, value = (
             decoder.decode(load_pages(packed, layer, pages), real)
@@ -83,9 +87,11 @@ def paged_attention(
         new = jnp.einsum("bkrs,bskh->bkrh", weights, value, precision="highest")
         return new_top, total, acc * decay[..., None] + new
 
-    rounds = -(-length.max() // (round_pages * p))
+    first, rounds = 0, -(-length.max() // (round_pages * p))
+    if oldest is not None:  # rounds before are seen by nobody
+        first = jnp.maximum(oldest.min(), 0) // (round_pages * p)
     empty = jnp.full((B, K, R), -jnp.inf), jnp.zeros((B, K, R)), jnp.zeros((B, K, R, H))
-    top, total, acc = jax.lax.fori_loop(0, rounds, one_round, empty)
+    top, total, acc = jax.lax.fori_loop(first, rounds, one_round, empty)
     out = acc / jnp.where(total > 0, total, 1.0)[..., None]
     lse = jnp.log(total) + jnp.where(jnp.isneginf(top), 0.0, top)
     return _by_token(out, T), _by_token(lse[..., None], T)[..., 0]

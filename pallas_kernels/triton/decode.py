@@ -194,9 +194,12 @@ class _Program:
 
 
 def merge_partials(
-    parts: list[Partials], query_heads: int, *, interpret: bool = False
+    parts: list[Partials], query_heads: int, dtype=jnp.float32, *, interpret: bool = False
 ) -> tuple[Float[Array, "B N H"], Float[Array, "B N"]]:
-    """(out, lse) in float32 of all parts together; a query that sees no token gets (0, -inf)."""
+    """(out, lse) of all parts together, in ``dtype`` and in float32; computed in float32.
+
+    A query that sees no token gets (0, -inf).
+    """
     B, H = len(parts[0].shares.count), parts[0].out.shape[1]
     each = max(len(part.shares.first) for part in parts) / B + 1  # partial results, on average
     rows = min(64, max(8, pl.next_power_of_2(math.ceil(each))))
@@ -211,7 +214,7 @@ def merge_partials(
             pl.BlockSpec((None, None), lambda b, n, c: (b, n)),
         ],
         out_shape=[
-            jax.ShapeDtypeStruct((B, query_heads, H), jnp.float32),
+            jax.ShapeDtypeStruct((B, query_heads, H), dtype),
             jax.ShapeDtypeStruct((B, query_heads), jnp.float32),
         ],
         compiler_params=plt.CompilerParams(num_warps=2, num_stages=1),
@@ -240,5 +243,5 @@ def _merge_kernel(parts, merged_ref, merged_lse_ref, *, rows: int, width: int):
 
         carry = lax.fori_loop(0, pl.cdiv(count, rows), tile, carry)
     top, norm, acc = carry
-    merged_ref[...] = acc / jnp.where(norm > 0, norm, 1.0)
+    merged_ref[...] = (acc / jnp.where(norm > 0, norm, 1.0)).astype(merged_ref.dtype)
     merged_lse_ref[...] = jnp.log(norm) + top / _LOG2E

@@ -122,7 +122,7 @@ class Setting:
         """What keys are stored without: the mean, in the middle of each token's page."""
         side, sink = self.basis.layer(LAYER)[0], self.spec.sink
         if side.mean is None:
-            return np.zeros((1, length, *self.shape[1:]))
+            return np.zeros((1, length, *self.shape[1:3]))
         mean = np.asarray(side.mean, np.float64)[LAYER]
         middle = sink + (np.arange(length) - sink) // 8 * 8 + 4
         mean = np.broadcast_to(mean, (length, *mean.shape))
@@ -160,7 +160,7 @@ def _step(basis, cache, q, k, v, count, phase, implementation):
     out, groups = None, cache.groups
     # The layer below is written too: layers must not touch each other.
     for layer, new in ((0, (q, v, k)), (LAYER, (q, k, v))):
-        attend = LayerAttention.of(layer, spec, cache.layers, basis, plan, scale=SCALE, **run)
+        attend = LayerAttention.of(layer, spec, shape, basis, plan, scale=SCALE, **run)
         out, groups = attend(*new, groups)
     after = cache.sequences.longer_by(count)
     return out, dataclasses.replace(cache, groups=groups, sequences=after)

@@ -8,6 +8,8 @@ import jkvq
 from jkvq.bench import steps
 from jkvq.bench.shapes import SHAPES, random_model, shape_config, with_any_cache
 from jkvq.bench.steps import bench_decode, bench_prefill, step_bytes, steps_figure, time_decode
+from jkvq.cache.footprint import sequence_bytes
+from jkvq.cache.shape import CacheShape
 from jkvq.models.decoder import weight_bytes
 from tests.tiny import CONFIG, tiny_model
 
@@ -32,8 +34,17 @@ def test_every_batch_and_context_is_timed_with_every_cache(llms):
     assert base.milliseconds and other.milliseconds
     assert other.over_bf16 == pytest.approx(base.milliseconds / other.milliseconds)
     picture = steps_figure(found, "tiny")
-    assert [axes.get_title() for axes in picture.axes] == ["16 tokens each", "40 tokens each"]
+    assert [axes.get_title() for axes in picture.axes] == [
+        *("16 tokens each", "40 tokens each"),
+        "batch 2",
+    ]
     assert {line.get_label() for line in picture.axes[0].lines} == set(llms)
+
+
+def test_the_largest_batch_fills_the_memory(llms, monkeypatch):
+    one = sequence_bytes(llms["bf16"].spec, CacheShape.of(CONFIG), 1000)
+    monkeypatch.setattr(steps, "free_bytes", lambda: int(3.5 * one / 0.95))
+    assert steps.largest_batch(llms["bf16"], 1000) == 3
 
 
 def test_a_step_reads_weights_and_cache(llms):
@@ -60,7 +71,7 @@ def test_a_step_is_behind_the_context(llms, monkeypatch):
 
 def test_what_does_not_fit_is_said(llms, monkeypatch):
     monkeypatch.setattr(steps, "free_bytes", lambda: 10_000)
-    assert time_decode(llms["bf16"], 100, 1000) == (None, 0.0)
+    assert time_decode(llms["bf16"], 100, 1000) == (None, 0.0, None)
     row = next(bench_decode({"bf16": llms["bf16"]}, [100], [1000]))
     assert row.milliseconds is None and row.tokens_per_second is None
     row = next(bench_prefill({"bf16": llms["bf16"]}, [100], [1000]))
@@ -85,5 +96,6 @@ def test_shapes_have_the_parameters_of_their_names():
 def test_random_weights_make_numbers_of_calibrated_caches():
     model = random_model(CONFIG, "float32")
     llm = with_any_cache(model, jkvq.parse_spec("jkvq-int2,page=16,sink=16,recent=32"))
-    ms, _ = time_decode(llm, 1, 64)
+    ms, _, split = time_decode(llm, 1, 64)
+    assert (split is None) == (jax.default_backend() == "cpu")
     assert ms is not None and ms > 0

@@ -126,3 +126,20 @@ class Requests(RuleBasedStateMachine):
 
 Requests.TestCase.settings = settings(max_examples=100, stateful_step_count=100, deadline=None)
 TestRequests = Requests.TestCase
+
+
+@pytest.mark.parametrize("cache", CACHES)
+def test_what_bf16_would_take_counts_every_page_of_tokens_once(cache):
+    engine = fake_engine(cache, slots=2, pages=28, tails=0, ahead=0, keeps=False)
+    page = 8 * 2 * 2 * (2 * 2 * 16)  # tokens, keys and values, bytes, and layers of 2 heads of 16
+    handle = engine.submit_tokens(
+        list(range(40)), Options(max_new_tokens=40, seed=0, ignore_eos=True)
+    )
+    seen = set()
+    while not handle.done:
+        engine.step()
+        if handle.sequence.state == "decode":
+            assert engine.stats.bf16_bytes == -(-handle.sequence.granted // 8) * page
+            seen.add(engine.stats.bf16_bytes)
+    assert len(seen) > 1
+    assert engine.stats.bf16_bytes == engine.stats.used_bytes == 0

@@ -71,7 +71,7 @@ def _lowered(step: str, llm: LLM, stored: KVCache):
     layers, shape = llm.config.layers, CacheShape.of(llm.config)
     sizes = {"shape": shape, "group": llm.config.heads // shape.kv_heads, "width": width}
     plan = plan_step(*(sequences, llm.basis, jnp.array([1, 1])), spec=llm.spec, **sizes, **how)
-    attend = LayerAttention.of(layers - 1, llm.spec, layers, llm.basis, plan, scale=0.1, **how)
+    attend = LayerAttention.of(layers - 1, llm.spec, shape, llm.basis, plan, scale=0.1, **how)
     x, rotary = embed(
         llm.config, llm.params["embedding"], jnp.zeros((2, width), jnp.int32), plan.rotary
     )

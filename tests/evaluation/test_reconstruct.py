@@ -47,7 +47,9 @@ def test_queries_read_what_the_cache_gives_back(cache, layer):
         how: Any = {"phase": "forced", "implementation": "reference"}
         shape = {"spec": spec, "shape": CacheShape.of(config), "group": 2, "width": stop - start}
         plan = plan_step(stored.sequences, basis, count, **shape, **how)
-        attend = LayerAttention.of(layer, spec, config.layers, basis, plan, scale=0.1, **how)
+        attend = LayerAttention.of(
+            layer, spec, CacheShape.of(config), basis, plan, scale=0.1, **how
+        )
         out, groups = jax.jit(LayerAttention.__call__)(
             attend, *(x[:, part] for x in (q, k, entered)), stored.groups
         )

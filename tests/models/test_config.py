@@ -1,11 +1,12 @@
-import math
+import dataclasses
+import json
 from typing import Any
 
-import numpy as np
 import pytest
 
 from jkvq import UserError
-from jkvq.models.config import FAMILIES, ModelConfig, from_gguf, from_hf
+from jkvq.models.config import ModelConfig, config_from_fields
+from jkvq.models.families.architecture import FAMILIES, GGUF_FAMILIES, from_gguf, from_hf
 from tests.models.helpers import LLAMA3_ROPE, config_dict
 
 LLAMA31_ROPE = {
@@ -71,12 +72,11 @@ def test_from_gguf_when_fields_are_left_out():
     )
 
 
-@pytest.mark.parametrize("family", ["gemma3", None])
+@pytest.mark.parametrize("family", ["mamba", None])
 def test_unsupported_architecture_names_the_supported_ones(family):
-    listed = f"'{family}'.*{', '.join(FAMILIES)}"
-    with pytest.raises(UserError, match=listed):
+    with pytest.raises(UserError, match=f"'{family}'.*{', '.join(FAMILIES)}"):
         from_hf({**config_dict(), "model_type": family})
-    with pytest.raises(UserError, match=listed):
+    with pytest.raises(UserError, match=f"'{family}'.*{', '.join(GGUF_FAMILIES)}"):
         from_gguf({**gguf_metadata(), "general.architecture": family}, GGUF_TENSORS)
 
 
@@ -88,37 +88,20 @@ def test_hidden_act_is_refused_when_not_silu():
 @pytest.mark.parametrize(
     "rope",
     [
-        {"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "rope_theta": 10000.0}},
-        {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}},
-        {"rope_scaling": {"type": "yarn", "factor": 4.0}},
+        {"rope_parameters": {"rope_type": "axial", "factor": 4.0, "rope_theta": 10000.0}},
+        {"rope_scaling": {"rope_type": "axial", "factor": 4.0}},
+        {"rope_scaling": {"type": "axial", "factor": 4.0}},
     ],
 )
 def test_rope_scaling_is_refused_when_unknown(rope):
-    with pytest.raises(UserError, match=r"'yarn'.*supported: default, linear, llama3"):
+    with pytest.raises(UserError, match=r"'axial'.*supported: default, linear, dynamic, llama3"):
         from_hf({**config_dict(), **rope})
 
 
 def test_rope_scaling_is_refused_when_unknown_in_gguf():
-    metadata = gguf_metadata(rope__scaling__type="yarn", rope__scaling__factor=4.0)
-    with pytest.raises(UserError, match=r"'yarn'.*supported: default, linear, llama3"):
+    metadata = gguf_metadata(rope__scaling__type="axial", rope__scaling__factor=4.0)
+    with pytest.raises(UserError, match=r"'axial'.*supported: default, linear, dynamic, llama3"):
         from_gguf(metadata, GGUF_TENSORS)
-
-
-@pytest.mark.parametrize(
-    "partial",
-    [
-        {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}},
-        {"partial_rotary_factor": 0.5},  # where it stood before transformers 5
-    ],
-)
-def test_partial_rotary_is_refused(partial):
-    with pytest.raises(UserError, match="partial rotary"):
-        from_hf({**config_dict(), **partial})
-
-
-def test_partial_rotary_is_refused_in_gguf():
-    with pytest.raises(UserError, match=r"dimension_count=8: partial rotary .*head_dim 16"):
-        from_gguf(gguf_metadata(rope__dimension_count=8), GGUF_TENSORS)
 
 
 def test_missing_field_is_named():
@@ -206,42 +189,6 @@ def test_context_is_cut_to_a_sliding_window_in_gguf(window, context):
     assert from_gguf(metadata, GGUF_TENSORS).context == context
 
 
-@pytest.mark.parametrize("rope", [LLAMA3_ROPE, LLAMA31_ROPE], ids=["small", "llama-3.1"])
-@pytest.mark.parametrize("head_dim", [16, 128])
-def test_llama3_frequencies_equal_transformers(rope, head_dim):
-    frequency, config = frequencies(rope, head_dim)
-    wavelength = 2 * math.pi * config.rope_theta ** (np.arange(head_dim // 2) * 2 / head_dim)
-    original = rope["original_max_position_embeddings"]
-    kept, slowed = wavelength < original / 4, wavelength > original
-    assert kept.any() and slowed.any() and not (kept | slowed).all()  # each branch of the rule
-    np.testing.assert_allclose(frequency, inverse_frequencies(rope, head_dim), rtol=1e-5)
-
-
-def test_linear_frequencies_equal_transformers():
-    rope = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
-    frequency, _ = frequencies(rope, 16)
-    np.testing.assert_allclose(frequency, inverse_frequencies(rope, 16), rtol=1e-5)
-
-
-def frequencies(rope, head_dim: int) -> tuple[np.ndarray, ModelConfig]:
-    config = from_hf({**config_dict(), "head_dim": head_dim, "rope_parameters": rope})
-    exponent = np.arange(head_dim // 2) * 2 / head_dim
-    return config.rope_theta**-exponent / np.asarray(config.rope_divisors), config
-
-
-def inverse_frequencies(rope, head_dim: int) -> np.ndarray:
-    pytest.importorskip("torch")
-    from transformers import LlamaConfig
-    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-
-    config = LlamaConfig(
-        hidden_size=64, num_attention_heads=4, head_dim=head_dim, rope_parameters=dict(rope)
-    )
-    inverse, factor = ROPE_INIT_FUNCTIONS[rope["rope_type"]](config)
-    assert factor == 1.0
-    return inverse.numpy()
-
-
 def test_rope_is_the_same_when_spelt_as_before_transformers_5():
     scaling = {key: value for key, value in LLAMA31_ROPE.items() if key != "rope_theta"}
     old = {**config_dict(), "rope_theta": 500000.0, "rope_scaling": scaling}
@@ -256,3 +203,44 @@ def test_heads_are_refused_when_they_do_not_share_evenly():
 def test_head_dim_is_refused_when_odd():
     with pytest.raises(UserError, match="head_dim=15"):
         from_hf({**config_dict(), "head_dim": 15})
+
+
+@pytest.mark.parametrize(
+    ("changes", "dense"),
+    [({}, ()), ({"mlp_only_layers": [0, 2]}, (0, 2)), ({"decoder_sparse_step": 2}, (0, 2))],
+)
+def test_qwen_says_which_layers_have_no_experts(changes, dense):
+    config = from_hf({**config_dict("qwen3-moe"), "num_hidden_layers": 4, **changes})
+    assert config.experts is not None and config.experts.dense_layers == dense
+    has_experts = [config.layer(layer).experts is not None for layer in range(4)]
+    assert has_experts == [layer not in dense for layer in range(4)]
+
+
+def test_layers_of_one_kind_have_one_config():
+    config = from_hf(config_dict("gemma3"))
+    local, whole, again = (config.layer(layer) for layer in range(3))
+    assert local == again != whole
+    assert (local.window, whole.window, config.windows) == (18, None, (18, None, 18))
+    assert (local.rope_theta, whole.rope_theta) == (1e4, 1e6)
+    plain = from_hf(config_dict())
+    assert plain.layer(1) is plain and plain.windows == ()
+
+
+@pytest.mark.parametrize("case", ["llama3", "gemma3", "glm4-moe"])
+def test_config_is_the_same_after_json(case):
+    config = from_hf(config_dict(case))
+    fields = json.loads(json.dumps(dataclasses.asdict(config)))
+    assert config_from_fields(fields) == config
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping: .* is not supported"),
+        ({"use_bidirectional_attention": True}, "use_bidirectional_attention: only"),
+        ({"sliding_window": None}, "has no 'sliding_window'"),
+    ],
+)
+def test_what_gemma_may_not_have_is_refused(changes, sentence):
+    with pytest.raises(UserError, match=sentence):
+        from_hf({**config_dict("gemma3"), **changes})

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jkvq.attention.pack import pack_due
 from jkvq.cache.basis import make_basis
 from jkvq.cache.layout import KVCache, empty_cache
 from jkvq.cache.shape import CacheShape
@@ -42,12 +43,12 @@ def prompt(seed: int, length: int) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 97, length, dtype=np.int32)
 
 
-def shuffled_cache(pair: Pair, rows: int, pages_each: int = 4) -> KVCache:
+def shuffled_cache(pair: Pair, rows: int, spec=SPEC, pages_each: int = 4) -> KVCache:
     """A cache just wide enough, whose pages lie in no order and hold NaN."""
     count = rows * pages_each
     table = 1 + np.random.default_rng(7).permutation(count).astype(np.int32)
     cache = empty_cache(
-        SPEC,
+        spec,
         CacheShape.of(pair.ours.config),
         1 + count,
         jnp.asarray(table.reshape(rows, pages_each)),
@@ -57,15 +58,24 @@ def shuffled_cache(pair: Pair, rows: int, pages_each: int = 4) -> KVCache:
 
 
 def step(config, params, cache, tokens, count, phase):
-    basis = make_basis(SPEC, CacheShape.of(config), None)
+    basis = make_basis(cache.spec, CacheShape.of(config), None)
+    if phase == "decode":
+        cache = pack_due(cache, basis, count, "reference")
     hidden, cache = forward(config, params, basis, cache, tokens, count, phase=phase)
     assert hidden.dtype == params["embedding"].dtype
     return logits(config, params, hidden), cache
 
 
-def run(pair: Pair, prompts: list[np.ndarray], counts: list[list[int]], width: int, phase: str):
+def run(
+    pair: Pair,
+    prompts: list[np.ndarray],
+    counts: list[list[int]],
+    width: int,
+    phase: str,
+    spec=SPEC,
+):
     """Our logits of each prompt, fed as ``counts[i]`` tokens per row in step i, padded to width."""
-    cache = shuffled_cache(pair, len(prompts))
+    cache = shuffled_cache(pair, len(prompts), spec)
     padding = np.random.default_rng(8)
     done = np.zeros(len(prompts), int)
     scores: list[list[np.ndarray]] = [[] for _ in prompts]

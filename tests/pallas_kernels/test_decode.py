@@ -20,9 +20,11 @@ def _plan(cache: str, implementation):
         (9.0, "pallas", "int4", True),
         (9.0, "pallas", "jkvq-int2,sink=0,recent=0", True),
         (9.0, "pallas", "bf16", False),  # as fast, and Triton's is known better
-        (9.0, "pallas", "tq-k3v3", False),  # not read by Mosaic
+        (9.0, "pallas", "tq-k3v3", True),
+        (9.0, "pallas", "int4,group=32", False),  # not read by Mosaic
         (9.0, "mosaic", "bf16", True),
-        (9.0, "mosaic", "tq-k3v3", False),
+        (9.0, "mosaic", "blockgtq-k3v3", True),
+        (9.0, "mosaic", "int4,group=32", False),
         (9.0, "triton", "int4", False),
         (9.0, "interpret", "int4", False),
         (8.0, "pallas", "int4", False),

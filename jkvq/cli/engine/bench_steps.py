@@ -36,11 +36,11 @@ _Shape = Annotated[
         show_default=False,
     ),
 ]
-_Batch = Annotated[str, typer.Option(help="Sequences; one or more, with commas between.")]
-_Context = Annotated[
+Batch = Annotated[str, typer.Option(help="Sequences; one or more, with commas between.")]
+Context = Annotated[
     str, typer.Option(help="Tokens of each sequence; one or more, with commas between.")
 ]
-_Out = Annotated[
+Out = Annotated[
     Path | None, typer.Option(help="A folder for a JSON file and a picture.", show_default=False)
 ]
 
@@ -50,9 +50,9 @@ def decode_command(
     model: _ModelOrNone = None,
     shape: _Shape = None,
     cache: Caches = "bf16,jkvq-int4,jkvq-int2",
-    batch: _Batch = "1,8",
-    context: _Context = "1024",
-    out: _Out = None,
+    batch: Batch = "1,8",
+    context: Context = "1024",
+    out: Out = None,
     dtype: Dtype = None,
     implementation: Implementation = None,
     as_json: AsJson = False,
@@ -74,9 +74,9 @@ def prefill_command(
     model: _ModelOrNone = None,
     shape: _Shape = None,
     cache: Caches = "bf16,jkvq-int4,jkvq-int2",
-    batch: _Batch = "1,4",
-    context: _Context = "1024",
-    out: _Out = None,
+    batch: Batch = "1,4",
+    context: Context = "1024",
+    out: Out = None,
     dtype: Dtype = None,
     implementation: Implementation = None,
     as_json: AsJson = False,
@@ -174,7 +174,11 @@ class _Run:
             print_table(title, header, rows)
 
 
-_DECODE = ("cache", "batch", "context", "ms", "tokens/s", "/ bf16", "bytes", "of memory's speed")
+_SPLIT = ("matmuls", "attention", "write", "rest", "gaps")  # of milliseconds
+_DECODE = (
+    *("cache", "batch", "context", "ms", *_SPLIT),
+    *("tokens/s", "/ bf16", "bytes", "of memory's speed", "most that fit"),
+)
 _PREFILL = ("cache", "batch", "context", "tokens/s", "/ bf16", "compiled in")
 
 
@@ -185,10 +189,12 @@ def _decode_rows(found: "Sequence[DecodeStep]"):
         yield (
             *(each.cache, f"{each.batch:,}", f"{each.context:,}"),
             "does not fit" if each.milliseconds is None else f"{each.milliseconds:.2f}",
+            *("" if each.split is None else f"{getattr(each.split, x):.2f}" for x in _SPLIT),
             "" if each.tokens_per_second is None else f"{each.tokens_per_second:,.1f}",
             "" if each.over_bf16 is None else f"{each.over_bf16:.2f}",
             format_bytes(each.bytes),
             "" if each.of_bandwidth is None else f"{each.of_bandwidth:.2f}",
+            "" if each.fits is None else f"{each.fits:,}",
         )
 
 

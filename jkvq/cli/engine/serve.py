@@ -50,16 +50,28 @@ def serve(
             show_default="none is asked for",
         ),
     ] = None,
+    guard: Annotated[
+        float,
+        typer.Option(
+            help="The share of texts that are run again with 16 bits when nobody waits; /metrics "
+            "and the page say what few bits do to them."
+        ),
+    ] = 0.0,
+    guard_limit: Annotated[
+        float,
+        typer.Option(help="The KL in nats above which the guard warns, and names another cache."),
+    ] = 0.1,
     dtype: Dtype = None,
     implementation: Implementation = None,
 ):
     """Serve a model to OpenAI's clients: /v1/chat/completions, /v1/completions and more."""
     with spinner("Starting"):
-        from jkvq.cache.specs.spec_text import spec_text
-        from jkvq.loading.load import load
+        from jkvq.cache.specs.spec_text import parse_spec, spec_text
+        from jkvq.loading.load import load_both
         from jkvq.support.arguments import INT32, number, whole
 
         try:
+            from jkvq.server.guard import guarded, require_packed
             from jkvq.server.server import Server, bind, log_to_stderr
         except ModuleNotFoundError as error:
             if (error.name or "").startswith("jkvq"):
@@ -72,14 +84,19 @@ def serve(
     whole("slots", 1 if slots is None else slots, 1, 4096, "texts that run at once, 1 to 4096")
     whole("max_queue", max_queue, 0, INT32, "texts that may wait, 0 or more")
     number("drain", drain, 0, 86400, "seconds, 0 to 86400")
+    number("guard", guard, 0, 1, "the share of texts to run again, 0 to 1")
+    number("guard_limit", guard_limit, 0, 100, "a KL in nats, 0 to 100")
+    if guard and cache is not None:
+        require_packed(parse_spec(cache))
     if api_key is not None and not api_key.isascii():
         raise UserError("the API key has characters that HTTP cannot carry: use letters and digits")
     place = bind(host, port)  # before anything is loaded
-    llm = load(
+    plain, llm = load_both(
         model,
         cache=cache,
         calibration=calibration,
         dtype=dtype,
+        pool_tokens=None,
         implementation=implementation,
         check=check,
     )
@@ -92,7 +109,9 @@ def serve(
         max_queue=max_queue,
         drain=drain,
         key=api_key,
+        guarded=guarded(plain, llm, share=guard, limit=guard_limit) if guard else None,
     )
+    del plain  # its weights, where the cache has others folded in, are only a guard's
     with spinner("Compiling"):
         server.warm_up()
     log_to_stderr()

@@ -2,13 +2,15 @@ import json
 
 import pytest
 
+from jkvq.bench.split import Split
 from jkvq.bench.steps import DecodeStep, PrefillStep
 from jkvq.support.errors import UserError
 from tests.cli.running import run, run_json
 
+SPLIT = Split(2.0, 1.0, 0.5, 0.25, 0.25)
 DECODE = [
-    DecodeStep("bf16", 2, 16, 4.0, 500.0, 2_000_000, 0.5, 1.0, 1.0),
-    DecodeStep("int4", 2, 16, None, None, 1_000_000, None, None, 0.0),
+    DecodeStep("bf16", 2, 16, 4.0, 500.0, 2_000_000, 0.5, 1.0, 9, 1.0, SPLIT),
+    DecodeStep("int4", 2, 16, None, None, 1_000_000, None, None, None, 0.0, None),
 ]
 PREFILL = [PrefillStep("bf16", 2, 16, 1234.0, 1.0, 3.0)]
 
@@ -29,7 +31,7 @@ def test_decode_prints_a_table_and_writes(model, measured, tmp_path):
     sizes = ("--batch", "2,1", "--context", "16", "--cache", "bf16,int4")
     given = ("bench", "decode", "--model", model, *sizes)
     printed = run(*given)
-    for part in ("4.00", "500.0", "2 MB", "0.50", "does not fit"):
+    for part in ("4.00", "2.00", "0.25", "500.0", "2 MB", "0.50", "9", "does not fit"):
         assert f"│ {part} " in printed
     found = run_json(*given, "--out", str(tmp_path / "new"))
     assert found["rows"][0]["milliseconds"] == 4.0

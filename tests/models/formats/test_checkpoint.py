@@ -103,7 +103,7 @@ def test_path_may_begin_with_a_tilde(tmp_path, monkeypatch):
     [
         ("smolm2-135", r"did you mean smollm2-135m\?"),
         ("Qwen2.5-coder", r"did you mean qwen2\.5-coder-1\.5b\?"),
-        ("xyz", r"known: smollm2-135m, qwen2\.5-coder-1\.5b\."),
+        ("xyz", r"known: smollm2-135m, qwen2\.5-coder-1\.5b, gemma-3-270m\."),
     ],
 )
 def test_unknown_name_gives_the_nearest(name, hint):

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from jkvq import UserError
-from jkvq.models.config import ModelConfig, from_hf
+from jkvq.models.config import ModelConfig
 from jkvq.models.decoder import Params, abstract_params
+from jkvq.models.families.architecture import from_hf
 from jkvq.models.formats.converted_folder import MANIFEST, ConvertedFolder, write_converted
 from jkvq.models.formats.gguf_tokenizer import tokenizer_from_gguf
 from jkvq.models.tokenizer import Tokenizer

@@ -49,9 +49,37 @@ def test_rope_factors_equal_the_hf_folder_s_llama3_scaling(tmp_path):
     assert_same_config(ours, theirs)
 
 
-def assert_same_params(ours, theirs):
+# Cases of later families -> llama.cpp's name
+LATER = {
+    "olmo2": "olmo2",
+    "phi4-mini": "phi3",
+    "glm4": "glm4",
+    "mixtral": "llama",
+    "qwen2-moe": "qwen2moe",
+    "qwen3-moe": "qwen3moe",
+    "glm4-moe": "glm4moe",
+    "gemma3": "gemma3",
+}
+
+
+@pytest.mark.parametrize("case", LATER)
+def test_params_and_config_of_later_families_equal_the_hf_folder_s(case, tmp_path):
+    pytest.importorskip("torch")
+    model = save_random_model(case, tmp_path)
+    write_gguf(tmp_path / "model.gguf", model, architecture=LATER[case])
+    theirs, ours = HFFolder(tmp_path), GGUFFile(tmp_path / "model.gguf")
+    assert_same_params(ours.params(jnp.float32), theirs.params(jnp.float32), rtol=1e-6)
+    fields, wanted = (dataclasses.asdict(x.config) for x in (ours, theirs))
+    for name in ("rope_divisors", "rope_gain", "norm_eps", "rope_theta"):  # of float32
+        assert fields.pop(name) == pytest.approx(wanted.pop(name), rel=1e-6)
+    if case == "gemma3":  # files do not say
+        assert fields.pop("score_scale") == 32**-0.5 and wanted.pop("score_scale") == 24**-0.5
+    assert fields == wanted
+
+
+def assert_same_params(ours, theirs, rtol: float = 0):
     assert jax.tree.structure(ours) == jax.tree.structure(theirs)
-    jax.tree.map(np.testing.assert_array_equal, ours, theirs)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol, atol=rtol), ours, theirs)
 
 
 def assert_same_config(ours: GGUFFile, theirs: HFFolder):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from jkvq import UserError
-from jkvq.models.config import from_hf
+from jkvq.models.families.architecture import from_hf
 from jkvq.models.formats.weights import load_params, source_name
 from jkvq.models.joined import abstract_checkpoint
 from tests.models.helpers import config_dict

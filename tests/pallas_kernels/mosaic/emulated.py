@@ -11,6 +11,15 @@ def _bytes(x, kind: type = np.uint8):
     return np.ascontiguousarray(x).view(kind).reshape(32, -1)
 
 
+def _floats(a):
+    """The two 16-bit floats of each register, in float64."""
+    return _bytes(a, np.float16).astype(np.float64)
+
+
+def _halves(x):
+    return np.ascontiguousarray(x.astype(np.float16)).view(np.uint32).reshape(32)
+
+
 class Emulated:
     """Integers are uint32 and floats float32, one for each thread."""
 
@@ -46,6 +55,12 @@ class Emulated:
 
     def shr(self, a, by):
         return a >> np.uint32(by)
+
+    def shl_by(self, a, by):
+        return a << by
+
+    def shr_by(self, a, by):
+        return a >> by
 
     def signed_shr(self, a, by):
         return (a.view(np.int32) >> by.view(np.int32)).view(np.uint32)
@@ -108,8 +123,16 @@ class Emulated:
 
     def bytes_of(self, a, b, selector):
         both = np.concatenate([_bytes(a), _bytes(b)], axis=1)
-        at = np.stack([(selector >> np.uint32(4 * k)) & np.uint32(7) for k in range(4)], axis=1)
-        return np.take_along_axis(both, at.astype(np.int64), 1).copy().view(np.uint32).reshape(32)
+        at = np.stack([(selector >> np.uint32(4 * k)) & np.uint32(15) for k in range(4)], axis=1)
+        picked = np.take_along_axis(both, (at & 7).astype(np.int64), 1)
+        picked = np.where(at > 7, picked.view(np.int8) >> 7, picked.view(np.int8))
+        return np.ascontiguousarray(picked).view(np.uint32).reshape(32)
+
+    def halves_mul(self, a, b):
+        return _halves(_floats(a) * _floats(b))
+
+    def halves_fma(self, a, b, c):
+        return _halves(_floats(a) * _floats(b) + _floats(c))
 
     def swap(self, a, distance):
         return a[_LANE ^ distance]
@@ -153,6 +176,11 @@ class Emulated:
             (total[k] + product[_R + row, 2 * _C + column]).astype(np.float32)
             for k, (row, column) in enumerate([(0, 0), (0, 1), (8, 0), (8, 1)])
         ]
+
+    def load_row(self, pointer, index, count):
+        """``pointer`` is an array of integers here."""
+        rows = pointer.reshape(-1)[index.astype(np.int64)[:, None] + np.arange(count)[None]]
+        return [np.ascontiguousarray(rows[:, k]).view(np.uint32) for k in range(count)]
 
     def load_shared(self, address, offset, count):
         first = address.astype(np.int64) + offset

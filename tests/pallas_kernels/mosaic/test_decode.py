@@ -29,6 +29,11 @@ SHAPES = [
     ("int4", 4, 8, 256, 256),
     ("bf16", 8, 4, 128, 64),
     ("bf16", 2, 6, 64, 16),
+    ("tq-k3v3", 8, 4, 128, 64),
+    ("tq-k3v2", 2, 6, 64, 16),
+    ("tq-k4v4", 4, 8, 256, 64),
+    ("blockgtq-k3v3", 8, 4, 128, 64),
+    ("blockgtq-k2v2", 2, 1, 64, 64),
 ]
 
 
@@ -54,7 +59,7 @@ def _partials(stored: Stored, q, table, length, shares: int, shift=None):
 @pytest.mark.parametrize(("cache", "heads", "group", "channels", "page"), SHAPES)
 def test_the_kernel_is_made_for_a_gpu_anywhere(cache, heads, group, channels, page):
     stored = Stored(cache, [page + 1], heads, channels, page_size=page)
-    assert all(reads(codec, channels) for codec in stored.codecs)
+    assert reads(stored.codecs, Heads(heads, group, channels), page)
     q = jnp.zeros((1, heads * group, channels), jnp.bfloat16)
     shift = Shift(jnp.zeros((1, heads * group, 3)), first=1)
     if cache == "bf16":  # as windows have it
@@ -104,11 +109,20 @@ def test_teams_have_all_heads_and_fit_in_shared_memory(heads, group, page, expec
         assert 2 * teams.count * teams.heads * teams.tile * token_bytes < 227 * 1024
 
 
-def test_codecs_that_the_kernel_cannot_read_are_left_to_others():
-    for cache in ("f32", "tq-k3v3", "int4,group=32", "kmeans16-int4"):
-        stored = Stored(cache, [1], 2, 128, page_size=64)
-        assert not reads(stored.codecs[0], 128), cache
-    assert not reads(Stored("int3", [1], 2, 64, page_size=64).codecs[0], 64)  # 8 bytes of high bits
+@pytest.mark.parametrize(
+    ("cache", "channels", "page"),
+    [
+        ("f32", 128, 64),
+        ("int4,group=32", 128, 64),
+        ("kmeans16-int4", 128, 64),
+        ("int3", 64, 64),  # 8 bytes of high bits
+        ("blockgtq-k3v3", 128, 32),  # a thread has no eight tokens
+        ("blockgtq-k3v3", 256, 64),  # a page is two tiles
+    ],
+)
+def test_codecs_that_the_kernel_cannot_read_are_left_to_others(cache, channels, page):
+    stored = Stored(cache, [1], 4, channels, page_size=page)
+    assert not reads(stored.codecs, Heads(4, 4, channels), page)
 
 
 @pytest.mark.gpu

@@ -23,9 +23,13 @@ def kind_of(floats: type) -> str:
 
 @dataclass(frozen=True)
 class FloatQuery:
-    """A query in a warp, by steps of sixteen channels; the scale of its scores."""
+    """A query in a warp, by steps of sixteen channels; the scale of its scores.
+
+    channels: the four of each step that a thread has, two in each of its registers.
+    """
 
     steps: list[list[Value]]
+    channels: list[list[Value]]
     scale: float
 
 
@@ -33,6 +37,24 @@ def _two(o, value: Value, kind: str) -> tuple[Value, Value]:
     """A float as the sum of two short ones."""
     high = o.short(value, kind)
     return high, o.short(o.fsub(value, o.from_short(high, kind)), kind)
+
+
+def float_query(tile: Tile, load, kind: str, channels: int, scale: float) -> FloatQuery:
+    """The query whose channels ``load`` gives, as keys in pieces have them."""
+    o = tile.o
+    upper = o.eq(o.and_(tile.r, o.i(1)), o.i(0))
+    first = o.mul(tile.c, o.i(_PIECE))
+    own = [
+        [o.add(first, o.i(at + k + i)) for i in range(4)]
+        for at in range(0, channels, 4 * _PIECE)
+        for k in (0, 4)
+    ]
+
+    def pair(both: list[Value]) -> Value:
+        halves = [o.select(upper, *_two(o, load(channel), kind)) for channel in both]
+        return o.or_(halves[0], o.shl(halves[1], 16))
+
+    return FloatQuery([[pair(four[:2]), pair(four[2:])] for four in own], own, scale)
 
 
 class FloatKeys:
@@ -46,18 +68,7 @@ class FloatKeys:
 
     def query(self, load, scale: float) -> FloatQuery:
         """``load`` gives the query's channel, by its number, of query head thread // 8."""
-        tile, o = self.tile, self.tile.o
-        upper = o.eq(o.and_(tile.r, o.i(1)), o.i(0))
-        first = o.mul(tile.c, o.i(_PIECE))
-
-        def pair(channel: int) -> Value:
-            both = [_two(o, load(o.add(first, o.i(channel + k))), self.kind) for k in range(2)]
-            halves = [o.select(upper, high, low) for high, low in both]
-            return o.or_(halves[0], o.shl(halves[1], 16))
-
-        pieces = range(0, self.channels, 4 * _PIECE)
-        steps = [[pair(at + k), pair(at + k + 2)] for at in pieces for k in (0, 4)]
-        return FloatQuery(steps, scale)
+        return float_query(self.tile, load, self.kind, self.channels, scale)
 
     def scores(self, stored: list[Value], query: FloatQuery, less: Value) -> list[Value]:
         """To base 2, plus ``less``, of each of the thread's tokens; of query head c."""

@@ -6,7 +6,8 @@ import pytest
 
 from jkvq.pallas_kernels.formats.digits import gathered
 from jkvq.pallas_kernels.formats.packing import pack
-from jkvq.pallas_kernels.mosaic.affine import AffineKeys, AffineValues
+from jkvq.pallas_kernels.mosaic.sides.affine_keys import AffineKeys
+from jkvq.pallas_kernels.mosaic.sides.affine_values import AffineValues
 from jkvq.pallas_kernels.mosaic.tile import Tile
 from tests.pallas_kernels.mosaic.emulated import Emulated
 

@@ -5,7 +5,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from jkvq.pallas_kernels.mosaic.floats import FloatKeys, FloatValues, kind_of
+from jkvq.pallas_kernels.mosaic.sides.floats import FloatKeys, FloatValues, kind_of
 from jkvq.pallas_kernels.mosaic.tile import Tile
 from tests.pallas_kernels.mosaic.emulated import Emulated
 

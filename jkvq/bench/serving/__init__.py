@@ -1,0 +1,1 @@
+"""How fast a server of OpenAI's interface is, under load."""

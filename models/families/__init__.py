@@ -1,0 +1,1 @@
+"""Families of models: what sets each apart from llama, beside the shared decoder."""

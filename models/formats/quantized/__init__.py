@@ -1,0 +1,1 @@
+"""Quantized safetensors checkpoints, dequantized at load."""

@@ -1,0 +1,1 @@
+"""The parts of a decoder's layer, as Flax modules."""

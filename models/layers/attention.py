@@ -1,0 +1,74 @@
+"""Grouped-query attention, over whatever keeps its keys and values."""
+
+from typing import Any, Protocol
+
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jaxtyping import Array, Float
+
+from jkvq.models.config import ModelConfig
+from jkvq.models.layers.linear import Linear, RMSNorm
+from jkvq.pallas_kernels.rotary import rotate
+
+Rotary = tuple[Float[Array, "B T H/2"], Float[Array, "B T H/2"]]  # cos, sin
+
+
+class Attend(Protocol):
+    """What a layer does with its queries, keys and values, which carry their rotary positions.
+
+    A pytree, so that a compiled layer takes it as an argument: layers whose ``Attend`` differ in
+    arrays alone share a program.
+    """
+
+    def __call__(
+        self,
+        q: Float[Array, "B T N H"],
+        k: Float[Array, "B T K H"],
+        v: Float[Array, "B T K H"],
+        state: Any,
+        /,
+    ) -> tuple[Float[Array, "B T N H"], Any]:
+        """The attention's output and the state after this layer."""
+        ...
+
+
+class Attention(nnx.Module):
+    """Grouped-query attention with rotary positions, over whatever ``attend`` keeps."""
+
+    def __init__(self, config: ModelConfig):
+        self.config = config
+        queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
+        self.qkv = Linear(config.width, queries + 2 * keys, bias=config.qk_bias or config.v_bias)
+        self.o = Linear(queries, config.width, bias=config.out_bias)
+        sizes = (queries, keys) if config.qk_norm_whole else (config.head_dim,) * 2
+        self.q_norm, self.k_norm = (
+            RMSNorm(size, config.norm_eps, of_one=config.norm_of_one) if config.qk_norm else None
+            for size in sizes
+        )
+
+    def __call__(self, x, rotary: tuple[Rotary, ...], attend: Attend, state):
+        (B, T, _), N, K = x.shape, self.config.heads, self.config.kv_heads
+        heads = self.qkv(x).reshape(B, T, -1, self.config.head_dim)
+        q, k, v = heads[:, :, :N], heads[:, :, N : N + K], heads[:, :, N + K :]
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self._normed(self.q_norm, q), self._normed(self.k_norm, k)
+        cos, sin = rotary[self.config.rotary]
+        q, k = rotate(q, *self._amplified(cos, sin)), rotate(k, cos, sin)
+        out, state = attend(q, k, v, state)
+        return self.o(out.reshape(B, T, -1)), state
+
+    def _normed(self, norm: RMSNorm, x: Float[Array, "B T n H"]) -> Float[Array, "B T n H"]:
+        """Each head by itself, or all together."""
+        if not self.config.qk_norm_whole:
+            return norm(x)
+        return norm(x.reshape(*x.shape[:2], -1)).reshape(x.shape)
+
+    def _amplified(self, cos, sin) -> Rotary:
+        """The rotation of queries, with the gain of queries and keys in it: scores are the same."""
+        gain, turning = self.config.rope_gain, len(self.config.rope_divisors)
+        if gain == 1.0:
+            return cos, sin
+        each = np.where(np.arange(cos.shape[-1]) < turning, gain**2, 1.0).astype(np.float32)
+        each = jnp.expand_dims(each, range(cos.ndim - 1))
+        return cos * each, sin * each
