@@ -8,10 +8,10 @@ from pathlib import Path
 # Threads that wait for each other take the cores.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 if not Path("/dev/nvidiactl").exists() and version("jaxlib").startswith("0.10."):
-    # Most of the time goes into compilation for CPUs, and this is a quarter of it: LLVM does without
-    # optimization, the older and quicker way from fusions to LLVM is taken, and a program is not
-    # split for cores that other tests need. Programs stay as they are down to there. XLA ends a
-    # process for an option that a later version has not.
+    # Most of the time goes into compilation for CPUs, and this is a third of it or less: LLVM does
+    # without optimization, the older and quicker way from fusions to LLVM is taken, and a program
+    # is not split into parts for several cores, where the other worker is. Programs stay as they
+    # are down to there. XLA ends a process for an option that a later version has not.
     os.environ.setdefault(
         "XLA_FLAGS",
         "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
