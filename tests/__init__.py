@@ -8,11 +8,14 @@ from pathlib import Path
 # Threads that wait for each other take the cores.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 if not Path("/dev/nvidiactl").exists() and version("jaxlib").startswith("0.10."):
-    # Most of the time goes into compilation for CPUs, and this is a third of it: LLVM does without
-    # optimization, and the older and quicker way from fusions to LLVM is taken. Programs stay as
-    # they are down to there. XLA ends a process for an option that a later version has not.
+    # Most of the time goes into compilation for CPUs, and this is a third of it or less: LLVM does
+    # without optimization, the older and quicker way from fusions to LLVM is taken, and a program
+    # is not split into parts for several cores, where the other worker is. Programs stay as they
+    # are down to there. XLA ends a process for an option that a later version has not.
     os.environ.setdefault(
-        "XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
+        "XLA_FLAGS",
+        "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
+        " --xla_cpu_parallel_codegen_split_count=1",
     )
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     # Compiled programs of this run, for its other tests and the other processes.

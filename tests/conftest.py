@@ -10,7 +10,9 @@ from jkvq.models.formats.catalog import IndexUnavailable, cached_file, fetch_fro
 from jkvq.support.user_cache import cache_folder
 from tests.tiny import tiny_llm
 
-hypothesis.settings.register_profile("jkvq", deadline=None)  # the first example compiles
+# The first example compiles. For longer: pytest --hypothesis-profile thorough
+hypothesis.settings.register_profile("jkvq", deadline=None, max_examples=30)
+hypothesis.settings.register_profile("thorough", deadline=None, max_examples=1000)
 hypothesis.settings.load_profile("jkvq")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")

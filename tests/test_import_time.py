@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 
 import numpy as np
-import pytest
 from safetensors.numpy import save_file
 
 from tests.models.helpers import config_dict
@@ -26,9 +25,8 @@ def imported_by(code: str) -> set[str]:
     return set(done.stdout.splitlines()[-1].split())
 
 
-@pytest.mark.parametrize("module", ["jkvq", "jkvq.cli.main"])
-def test_import_brings_nothing_slow(module):
-    assert imported_by(f"import {module}") == set()
+def test_import_brings_nothing_slow():
+    assert imported_by("import jkvq.cli.main") == set()  # which imports jkvq first
 
 
 def test_load_brings_the_tokenizer_s_library_only(tmp_path):
@@ -38,7 +36,7 @@ def test_load_brings_the_tokenizer_s_library_only(tmp_path):
 
 
 def test_imports_would_be_seen():
-    assert imported_by("import matplotlib, orbax.checkpoint") >= {"matplotlib", "orbax"}
+    assert imported_by("import matplotlib, gguf") >= {"matplotlib", "gguf"}
 
 
 def write_model(folder: Path) -> None:

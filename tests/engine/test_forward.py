@@ -1,6 +1,7 @@
 """Tokens that are known, through the kernels: what evaluation sees is what generation runs."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -14,14 +15,16 @@ from jkvq.llm import LLM
 from tests.tiny import CONFIG, tiny_llm
 
 WIDE = dataclasses.replace(CONFIG, layers=1, head_dim=64, rope_divisors=(1.0,) * 32)
-
-
 TOKENS = np.random.default_rng(0).integers(0, 256, (2, 40)).astype(np.int32)
 LENGTHS = 40, 23
-CACHED = tiny_llm("int4,sink=4,recent=8,page=16", config=WIDE)
 
 
-def run(chunk: int, llm: LLM = CACHED, **how) -> np.ndarray:
+@functools.cache
+def wide_llm(cache: str) -> LLM:
+    return tiny_llm(cache, config=WIDE)
+
+
+def run(chunk: int, llm: LLM, **how) -> np.ndarray:
     """Hidden states of all tokens, so many at a time; the longer row goes past its windows."""
     table = jnp.arange(1, 7, dtype=jnp.int32).reshape(2, 3)
     cache, hidden = empty_cache(llm.spec, CacheShape.of(WIDE), 7, table), []
@@ -39,8 +42,9 @@ def run(chunk: int, llm: LLM = CACHED, **how) -> np.ndarray:
 
 @pytest.mark.parametrize("kernels", ["interpret", pytest.param("pallas", marks=pytest.mark.gpu)])
 def test_known_tokens_through_the_kernels_give_what_decode_gives(kernels):
-    found = run(20, phase="forced", implementation=kernels)
-    expected = run(1, phase="decode", implementation="reference")
+    llm = wide_llm("int4,sink=4,recent=8,page=16")
+    found = run(20, llm, phase="forced", implementation=kernels)
+    expected = run(1, llm, phase="decode", implementation="reference")
     for a, b, length in zip(found, expected, LENGTHS, strict=True):
         error = np.linalg.norm((a - b)[:length], axis=-1) / np.linalg.norm(b[:length], axis=-1)
         # Assembly rounds ties to even, which turns a code here and there.
@@ -59,7 +63,7 @@ def test_known_tokens_through_the_kernels_give_what_decode_gives(kernels):
     ],
 )
 def test_a_model_in_float16_gives_what_it_gives_in_float32(implementation, phase, chunk):
-    wide = tiny_llm("bf16,page=16", config=WIDE)
+    wide = wide_llm("bf16,page=16")
     params = jax.tree.map(lambda x: x.astype(jnp.float16), wide.params)
     narrow = dataclasses.replace(wide, params=params)
     found = run(chunk, narrow, phase=phase, implementation=implementation)

@@ -2,13 +2,14 @@ import itertools
 
 import numpy as np
 import pytest
-from scipy import stats
 
 from jkvq.tasks.statistics import area_over_lengths, mean_score, paired_difference
 
 
 @pytest.mark.parametrize(("right", "of"), [(0, 4), (4, 4), (7, 10), (900, 1319)])
 def test_the_interval_of_an_accuracy_is_wilsons(right, of):
+    from scipy import stats  # takes a second
+
     found = mean_score(np.array([1.0] * right + [0.0] * (of - right)))
     expected = stats.binomtest(right, of).proportion_ci(0.95, "wilson")
     assert found == pytest.approx((right / of, expected.low, expected.high), abs=1e-6)
