@@ -5,9 +5,12 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import jax
 from jax.profiler import ProfileData
+
+Profile = Any  # ProfileData, which says no types
 
 # By the names of kernels: XLA's and cuBLAS's products, ours of attention, ours that store.
 _KINDS = {
@@ -35,7 +38,7 @@ class Split:
     gaps: float
 
 
-def profiled(run: Callable[[], object]) -> ProfileData:
+def profiled(run: Callable[[], object]) -> Profile:
     """What ran meanwhile; the result of ``run`` is waited for."""
     with tempfile.TemporaryDirectory() as folder:
         jax.profiler.start_trace(folder)
@@ -45,7 +48,7 @@ def profiled(run: Callable[[], object]) -> ProfileData:
         return ProfileData.from_file(str(found))
 
 
-def split_of(profile: ProfileData, steps: int, milliseconds: float) -> Split:
+def split_of(profile: Profile, steps: int, milliseconds: float) -> Split:
     """The parts of a step of so many milliseconds, of a profile of several.
 
     The profiler makes launches slower: what is left of a step's own time, and not of the profile's,
@@ -58,7 +61,7 @@ def split_of(profile: ProfileData, steps: int, milliseconds: float) -> Split:
     return Split(**totals, gaps=max(0.0, milliseconds - sum(totals.values())))
 
 
-def _kernels(profile: ProfileData):
+def _kernels(profile: Profile):
     """The name and nanoseconds of everything that ran on a GPU's streams."""
     for plane in profile.planes:
         if plane.name.startswith("/device:GPU"):

@@ -266,7 +266,7 @@ def _prefill(llm: LLM, prompts: list[list[int]]) -> jax.Array:
     while any(each.state != "decode" for each in (*scheduler.waiting, *scheduler.running)):
         for group in scheduler.plan(1).groups:
             width = scheduler.width(group[0].end - group[0].start)
-            hidden = runner.prefill(group, width)
+            hidden, _ = runner.prefill(group, width)
     assert hidden is not None
     return hidden
 

@@ -3,7 +3,7 @@
 import pytest
 from jax.profiler import ProfileData
 
-from jkvq.bench.split import Split, split_of
+from jkvq.bench.split import Profile, Split, split_of
 
 # Of two steps, in microseconds
 KERNELS = {
@@ -18,7 +18,7 @@ KERNELS = {
 }
 
 
-def _profile(kernels: dict[str, int]) -> ProfileData:
+def _profile(kernels: dict[str, int]) -> Profile:
     names = "".join(
         f'event_metadata {{ key: {i} value {{ id: {i} name: "{name}" }} }}'
         for i, name in enumerate(kernels, 1)

@@ -67,9 +67,8 @@ def compare_command(
 
 
 def _row(step: "DecodeStep", theirs: dict[tuple[int, int], float | None]) -> dict[str, Any]:
-    base = theirs[step.batch, step.context]
-    known = base is not None and step.milliseconds is not None
-    over = base / step.milliseconds if known else None
+    base, own = theirs[step.batch, step.context], step.milliseconds
+    over = None if base is None or own is None else base / own
     return {**dataclasses.asdict(step), "over_transformers": over}
 
 

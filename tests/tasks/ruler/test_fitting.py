@@ -80,9 +80,9 @@ class CountingTokenizer(Tokenizer):
         self.seen.append(len(text))
         return super().encode(text)
 
-    def encode_chat(self, messages: Sequence[Message], answer_start: str = "") -> list[int]:
+    def encode_chat(self, messages: Sequence[Message], *rest, **named) -> list[int]:
         self.seen.append(len(messages[0]["content"]))
-        return super().encode_chat(messages, answer_start)
+        return super().encode_chat(messages, *rest, **named)
 
 
 @pytest.mark.parametrize("kind", KINDS)
