@@ -6,13 +6,13 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from jkvq.cache.layout import KVCache, empty_cache, fill_table, pages_for, table_columns
 from jkvq.cache.shape import CacheShape
 from jkvq.cache.sizes import power_of_two
+from jkvq.engine.drawing.scores import logprob_of
 from jkvq.engine.forward import forward
 from jkvq.evaluation.subjects import CHUNK
 from jkvq.llm import LLM
@@ -153,5 +153,4 @@ def _chosen(
 ) -> tuple[Float[Array, " S"], Bool[Array, " S"]]:
     """Log-probability of tokens, and whether each is the most likely."""
     scores = logits(config, params, hidden[row, position])
-    log = jnp.take_along_axis(jax.nn.log_softmax(scores, axis=-1), token[:, None], axis=-1)
-    return log[:, 0], scores.argmax(-1) == token
+    return logprob_of(scores, token), scores.argmax(-1) == token

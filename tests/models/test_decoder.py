@@ -1,4 +1,5 @@
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -31,12 +32,16 @@ class Pair:
     params: dict
 
 
-@pytest.fixture(scope="module", params=CASES)
-def pair(request, tmp_path_factory) -> Pair:
-    folder = tmp_path_factory.mktemp(request.param)
-    theirs = save_random_model(request.param, folder)
+def random_pair(case: str, folder: Path) -> Pair:
+    """A small random model of a case."""
+    theirs = save_random_model(case, folder)
     ours = HFFolder(folder)
     return Pair(theirs, ours, ours.params(jnp.float32))
+
+
+@pytest.fixture(scope="module", params=CASES)
+def pair(request, tmp_path_factory) -> Pair:
+    return random_pair(request.param, tmp_path_factory.mktemp(request.param))
 
 
 def prompt(seed: int, length: int) -> np.ndarray:

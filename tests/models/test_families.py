@@ -9,17 +9,14 @@ import pytest
 from jkvq.cache.specs.spec_text import parse_spec
 from jkvq.models.formats.hf_folder import HFFolder
 from tests.models.helpers import FAMILY_CASES, save_random_model
-from tests.models.test_decoder import Pair, assert_equal_transformers, prompt
+from tests.models.test_decoder import Pair, assert_equal_transformers, prompt, random_pair
 
 torch = pytest.importorskip("torch")
 
 
 @pytest.fixture(scope="module", params=FAMILY_CASES)
 def pair(request, tmp_path_factory) -> Pair:
-    folder = tmp_path_factory.mktemp(request.param)
-    theirs = save_random_model(request.param, folder)
-    ours = HFFolder(folder)
-    return Pair(theirs, ours, ours.params(jnp.float32))
+    return random_pair(request.param, tmp_path_factory.mktemp(request.param))
 
 
 def test_logits_equal_transformers_in_uneven_chunks_of_a_ragged_batch(pair):

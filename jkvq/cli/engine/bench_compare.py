@@ -34,8 +34,6 @@ def compare_command(
     Both are greedy, with random weights and contexts that are random numbers in the cache. Theirs
     runs first, in a process of its own, with its default cache and attention.
     """
-    import jax.numpy as jnp
-
     from jkvq.bench.shapes import random_model, shape_config, with_any_cache
     from jkvq.bench.steps import bench_decode
     from jkvq.bench.transformers_steps import bench_transformers
@@ -48,7 +46,7 @@ def compare_command(
     note("Measuring transformers.")
     theirs = bench_transformers(config, batches, contexts)
     note("Measuring jkvq.")
-    model = random_model(config, jnp.dtype(compute_dtype(None)))
+    model = random_model(config, compute_dtype(None))
     llms = {name: with_any_cache(model, spec) for name, spec in specs.items()}
     rows = [
         {"cache": THEIRS, "batch": each, "context": tokens, "milliseconds": ms}

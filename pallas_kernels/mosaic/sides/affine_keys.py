@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from jkvq.pallas_kernels.formats.digits import place_of
 from jkvq.pallas_kernels.mosaic.lanes import Value
-from jkvq.pallas_kernels.mosaic.sides.parts import Part, load_row, parts_of
+from jkvq.pallas_kernels.mosaic.sides.parts import Part, load_registers, parts_of
 from jkvq.pallas_kernels.mosaic.tile import Tile
 
 _QUERY_UNIT = 32512.0  # the greatest 16-bit query: its upper byte is at most 127 when rounded
@@ -131,7 +131,7 @@ class AffineKeys:
         o, part = self.tile.o, self.parts[number]
         turn, behind = self.tile.place(x, self.channels * self.bits // 8)
         address = o.add(codes, self._rows[number][turn])
-        return load_row(o, address, behind + part.offset, part.registers)
+        return load_registers(o, address, behind + part.offset, part.registers)
 
     def _plane(self, row: list[Value], part: Part, register: int, plane: int) -> Value:
         o = self.tile.o

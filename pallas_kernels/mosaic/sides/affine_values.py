@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from jkvq.pallas_kernels.mosaic.lanes import Value
-from jkvq.pallas_kernels.mosaic.sides.parts import Part, load_row, parts_of
+from jkvq.pallas_kernels.mosaic.sides.parts import Part, load_registers, parts_of
 from jkvq.pallas_kernels.mosaic.tile import Tile
 
 # Weights p scale become integers below 2^16: times 1.99976 2^14 over the greatest one's power of 2.
@@ -136,7 +136,7 @@ class AffineValues:
                 if part.bytes // 8 == 2:
                     rows.append([o.load_shared_half(address, behind + part.offset)])
                 else:
-                    rows.append(load_row(o, address, behind + part.offset, part.bytes // 32))
+                    rows.append(load_registers(o, address, behind + part.offset, part.bytes // 32))
         if part.bytes // 8 == 2:
             return _transposed(o, [row[0] for row in rows])[:2]
         return [

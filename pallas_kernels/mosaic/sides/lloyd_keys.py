@@ -8,7 +8,7 @@ Bytes of levels take the place of affine codes (affine_keys.py).
 from jkvq.pallas_kernels.mosaic.lanes import Value
 from jkvq.pallas_kernels.mosaic.sides.affine_keys import Query, query_of
 from jkvq.pallas_kernels.mosaic.sides.levels import Levels, Nibbles
-from jkvq.pallas_kernels.mosaic.sides.parts import load_row
+from jkvq.pallas_kernels.mosaic.sides.parts import load_registers
 from jkvq.pallas_kernels.mosaic.tile import Tile
 
 
@@ -81,7 +81,7 @@ class LloydKeys:
         o, low = self.tile.o, self.nibbles.low
         turn, behind = self.tile.place(x, self.row)
         registers = [
-            load_row(o, o.add(codes, rows[turn]), behind + part * low.bytes, low.registers)
+            load_registers(o, o.add(codes, rows[turn]), behind + part * low.bytes, low.registers)
             for part, rows in enumerate(self._rows)
         ]
         highs = registers[1] if len(registers) > 1 else [None] * low.registers

@@ -9,7 +9,7 @@ side first, so that one look-up gives the bytes of four tokens of a channel.
 from jkvq.pallas_kernels.mosaic.lanes import Value
 from jkvq.pallas_kernels.mosaic.sides.affine_values import Weights, weigh
 from jkvq.pallas_kernels.mosaic.sides.levels import Levels, Nibbles
-from jkvq.pallas_kernels.mosaic.sides.parts import load_row
+from jkvq.pallas_kernels.mosaic.sides.parts import load_registers
 from jkvq.pallas_kernels.mosaic.tile import Tile
 
 _LOWER = 0x0F0F0F0F  # nibbles
@@ -107,7 +107,7 @@ class LloydValues:
                 if self.bytes == 2:
                     found.append([o.load_shared_half(address, behind)])
                 else:
-                    found.append(load_row(o, address, behind, self.bytes // 4))
+                    found.append(load_registers(o, address, behind, self.bytes // 4))
         return list(zip(*found, strict=True))
 
     def _side_by_side(self, tokens: tuple[Value, ...], upper: int) -> list[Value]:

@@ -52,7 +52,7 @@ def parts_of(bits: int, channels: int) -> list[Part]:
     return found
 
 
-def load_row(o, address: Value, offset: int, registers: int) -> list[Value]:
+def load_registers(o, address: Value, offset: int, registers: int) -> list[Value]:
     """Registers in a row, by as few loads as there can be."""
     at_once = min(4, registers)
     return [

@@ -20,6 +20,17 @@ def _halves(x):
     return np.ascontiguousarray(x.astype(np.float16)).view(np.uint32).reshape(32)
 
 
+def outputs_of(values, state, inverse, channels: int) -> np.ndarray:
+    """The outputs of a side's values, by query heads and channels."""
+    found = np.zeros((4, channels))
+    for number, by_place in enumerate(values.outputs(state, inverse)):
+        for behind, outputs in by_place:
+            for k, output in enumerate(outputs):
+                channel = values.word_of(number).astype(np.int64) + behind + k
+                found[_C, channel] += output
+    return found
+
+
 class Emulated:
     """Integers are uint32 and floats float32, one for each thread."""
 

@@ -9,7 +9,7 @@ from jkvq.pallas_kernels.formats.packing import pack
 from jkvq.pallas_kernels.mosaic.sides.affine_keys import AffineKeys
 from jkvq.pallas_kernels.mosaic.sides.affine_values import AffineValues
 from jkvq.pallas_kernels.mosaic.tile import Tile
-from tests.pallas_kernels.mosaic.emulated import Emulated
+from tests.pallas_kernels.mosaic.emulated import Emulated, outputs_of
 
 LANE = np.arange(32, dtype=np.uint32)
 CODES, PARAMS = 64, 96 * 1024  # where a tile lies in shared memory
@@ -87,11 +87,6 @@ def test_outputs_are_sums_of_values_by_weights(bits, channels, tokens, left):
     for _ in range(2):
         given = None if left is None else o.i(left)
         state = values.add([o.i(CODES), o.i(PARAMS)], weights, given, state)
-    found = np.zeros((4, channels))
-    for number, by_place in enumerate(values.outputs(state, o.f(0.5))):
-        for behind, outputs in by_place:
-            for k, output in enumerate(outputs):
-                channel = values.word_of(number).astype(np.int64) + behind + k
-                found[LANE % 4, channel] += output
+    found = outputs_of(values, state, o.f(0.5), channels)
     expected = p[:, real].astype(np.float64) @ (codes * scale[:, None] + lo[:, None])[real]
     assert np.linalg.norm(found - expected) < 2e-4 * np.linalg.norm(expected)

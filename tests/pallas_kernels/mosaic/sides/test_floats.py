@@ -7,7 +7,7 @@ import pytest
 
 from jkvq.pallas_kernels.mosaic.sides.floats import FloatKeys, FloatValues, kind_of
 from jkvq.pallas_kernels.mosaic.tile import Tile
-from tests.pallas_kernels.mosaic.emulated import Emulated
+from tests.pallas_kernels.mosaic.emulated import Emulated, outputs_of
 
 LANE = np.arange(32, dtype=np.uint32)
 CODES = 64  # where a tile lies in shared memory
@@ -54,10 +54,6 @@ def test_outputs_are_sums_of_values_by_weights(kind, channels, tokens, left):
     state = values.zero
     for _ in range(2):
         state = values.add([o.i(CODES)], weights, None if left is None else o.i(left), state)
-    found = np.zeros((4, channels))
-    (by_place,) = values.outputs(state, o.f(0.5))
-    for behind, outputs in by_place:
-        for k, output in enumerate(outputs):
-            found[LANE % 4, values.word_of(0).astype(np.int64) + behind + k] += output
+    found = outputs_of(values, state, o.f(0.5), channels)
     expected = p[:, real].astype(np.float64) @ stored[real]
     assert np.linalg.norm(found - expected) < 2e-5 * np.linalg.norm(expected)
