@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Float, Float16, Int, UInt16
 
 from jkvq.pallas_kernels.formats.codecs import Codec
@@ -101,10 +102,19 @@ class WriteSide:
 class Shift:
     """What is added to q . k: the same for all tokens that share a number.
 
-    scores: by query head and number.
+    It is q . mean, with a mean that stands where the number says: queries . turns (rotary.py).
+
+    queries: numbers of each query head; turns: as many of each place.
     number: of each slot of a sequence's pages; None counts the pages, from ``first`` on.
     """
 
-    scores: Float[Array, "B N P"]
+    queries: Float[Array, "B N H"]
+    turns: Float16[Array, "P H"]
     number: Int[Array, "B slots"] | None = None
     first: int = field(default=0, metadata={"static": True})
+
+    @property
+    def scores(self) -> Float[Array, "B N P"]:
+        """All of them."""
+        turns = self.turns.astype(jnp.float32)
+        return jnp.einsum("bnh,ph->bnp", self.queries, turns, precision="highest")

@@ -194,8 +194,9 @@ def time_decode(
     def attend(q, keys, values, block_table, plan, windows, window_plan, slot_page):
         shift = window_shift = None
         if angles is not None:
-            scores = key.mean_scores(q[:, None], 0, angles)[:, 0]
-            shift, window_shift = Shift(scores), Shift(scores, slot_page)
+            queries = key.mean_queries(q[:, None], 0)[:, 0]
+            shift = Shift(queries, angles.turns)
+            window_shift = Shift(queries, angles.turns, slot_page)
         spans = [Span(keys, values, data.codecs, block_table, plan, shift)]
         if windows is not None:
             spans.append(

@@ -77,7 +77,7 @@ def attend_token(
     """A new token of each sequence is stored, and sees itself and all others as they are stored."""
     reads = plan.reads
     assert reads is not None and chunk.position.shape[1] == 1
-    means = view.mean_scores(q, plan)
+    means = view.page_means(q, plan)
     if plan.pack is not None:
         packed = pack_layer(view, plan.pack, interpret=interpret)
         view = dataclasses.replace(view, storage=packed)

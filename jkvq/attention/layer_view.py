@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from jaxtyping import Array, Float
 
-from jkvq.attention.page_means import MeanScores
+from jkvq.attention.page_means import PageMeans
 from jkvq.attention.step_plan import GroupPlan
 from jkvq.cache.basis import SideBasis
 from jkvq.cache.exact_pages import read_pages
@@ -42,9 +42,9 @@ class LayerView:
         key, value = (read_pages(x, self.index, plan.exact.table) for x in (pages.key, pages.value))
         return key, value
 
-    def mean_scores(self, q: Float[Array, "B T N H"], plan: GroupPlan) -> MeanScores | None:
+    def page_means(self, q: Float[Array, "B T N H"], plan: GroupPlan) -> PageMeans | None:
         """q . mean of every page, of queries as they come; None without a mean."""
         if plan.page_angles is None:
             return None
-        scores = self.key.mean_scores(q, self.layer, plan.page_angles)
-        return MeanScores(scores, self.spec)
+        queries = self.key.mean_queries(q, self.layer)
+        return PageMeans(queries, plan.page_angles.turns, self.spec)

@@ -19,7 +19,7 @@ def attend_plainly(
     view: LayerView, q, k, v, chunk: Chunk, plan: GroupPlan, *, scale: float, phase: Phase
 ) -> tuple[Float[Array, "B T N H"], LayerGroup]:
     """Stores a chunk in one layer, and lets its queries attend."""
-    means = view.mean_scores(q, plan)
+    means = view.page_means(q, plan)
     q = view.key.rotate_queries(q, view.layer)
     k = view.key.enter(k, view.layer, plan.token_angles)
     if view.spec.windowed and phase == "decode":

@@ -38,7 +38,7 @@ from jkvq.pallas_kernels.formats.digits import PARTS, column_channels, relative_
 from jkvq.pallas_kernels.formats.lloyd import Allocation, make_allocation
 from jkvq.pallas_kernels.formats.packed import LayerIndex
 from jkvq.pallas_kernels.formats.words import GREATEST
-from jkvq.pallas_kernels.rotary import angles, rotate, rotated_dots
+from jkvq.pallas_kernels.rotary import along_and_across, angles, rotate
 from jkvq.pallas_kernels.types import TokenTransform
 from jkvq.support.errors import UserError
 
@@ -57,6 +57,11 @@ class Angles(NamedTuple):
         """In the width of a head, as kernels take them (`TokenTransform.angles`)."""
         cos = jnp.concatenate([self.cos, self.cos], axis=-1)
         return cos, jnp.concatenate([-self.sin, self.sin], axis=-1)
+
+    @property
+    def turns(self) -> Float16[Array, "*n H"]:
+        """As `SideBasis.mean_queries` meets them."""
+        return jnp.concatenate([self.cos, self.sin], axis=-1)
 
     def in_float32(self) -> tuple[Float[Array, "*n H/2"], Float[Array, "*n H/2"]]:
         return self.cos.astype(jnp.float32), self.sin.astype(jnp.float32)
@@ -122,13 +127,13 @@ class SideBasis:
         """What ``enter`` takes off, in the basis of the cache."""
         return _rotated(self.mean_at(layer, at), self.rotation(layer))
 
-    def mean_scores(
-        self, q: Float[Array, "B T N H"], layer: LayerIndex, at: Angles
-    ) -> Float[Array, "B T N P"]:
-        """q . mean, with the mean where it stands in each of P pages."""
+    def mean_queries(
+        self, q: Float[Array, "B T N H"], layer: LayerIndex
+    ) -> Float[Array, "B T N H"]:
+        """What gives q . mean by the turns of a page, with the mean where it stands there."""
         assert self.mean is not None
         mean = jnp.repeat(self.mean[layer], q.shape[2] // self.mean.shape[1], axis=0)
-        return rotated_dots(q, mean[None, None], *at.in_float32())
+        return along_and_across(q, mean[None, None])
 
     def rotate_queries(
         self, q: Float[Array, "B T N H"], layer: LayerIndex

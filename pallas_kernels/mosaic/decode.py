@@ -109,7 +109,7 @@ def _arrays(span: Span) -> list[Array]:
     plan, shares, shift = span.plan, span.plan.shares, span.shift
     assert plan.pages is not None
     sides = (x for side in (span.keys, span.values) for x in (side.codes, side.params))
-    added = () if shift is None else (shift.scores, shift.number)
+    added = () if shift is None else (shift.queries, shift.turns, shift.number)
     order = shares.before, shares.first, shares.last, plan.length, plan.pages
     return [*order, *(x for x in (*sides, _table(span), *added) if x is not None)]
 

@@ -165,19 +165,19 @@ def _teams(codecs: tuple[Codec, Codec], heads: Heads, page: int) -> Teams:
 
 
 class ShiftNumbers(NamedTuple):
-    """What is added to scores: so many numbers for a query head.
+    """What is added to scores: there are so many turns.
 
-    first: that of the first page; slots: of a sequence that say which is theirs, if they do.
+    first: the turn of the first page; slots: of a sequence that say which is theirs, if they do.
     """
 
-    numbers: int
+    turns: int
     first: int
     slots: int
 
     @classmethod
     def of(cls, shift: Shift) -> "ShiftNumbers":
         slots = 0 if shift.number is None else shift.number.shape[1]
-        return cls(shift.scores.shape[2], shift.first, slots)
+        return cls(len(shift.turns), shift.first, slots)
 
 
 @dataclass(frozen=True)

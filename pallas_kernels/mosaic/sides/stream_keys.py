@@ -13,7 +13,7 @@ from jaxtyping import Array, Int
 from jkvq.pallas_kernels.formats.lloyd import TERMS, Allocation
 from jkvq.pallas_kernels.formats.packing import WORD
 from jkvq.pallas_kernels.mosaic.lanes import Value
-from jkvq.pallas_kernels.mosaic.sides.floats import FloatQuery, float_query
+from jkvq.pallas_kernels.mosaic.sides.floats import FloatQuery, channels_of, float_query
 from jkvq.pallas_kernels.mosaic.tile import Tile
 
 ENTRY = 12  # words of a channel in the table
@@ -63,11 +63,13 @@ class StreamKeys:
     """
 
     def __init__(self, tile: Tile, channels: int, table: Value):
-        self.tile, self.channels, self.table = tile, channels, table
+        self.tile, self.table = tile, table
+        self._channels = channels_of(tile, channels)
 
     def query(self, load, scale: float) -> FloatQuery:
         """``load`` gives the query's channel, by its number, of query head thread // 8."""
-        return float_query(self.tile, load, "f16", self.channels, scale)
+        values = [[load(channel) for channel in four] for four in self._channels]
+        return float_query(self.tile, values, "f16", scale)
 
     def scores(self, stored: list[Value], query: FloatQuery, less: Value) -> list[Value]:
         """To base 2, plus ``less``, of each of the thread's tokens; of query head c."""
@@ -76,7 +78,7 @@ class StreamKeys:
         codes, units = (o.add(start, first) for start in stored)
         pairs = tile.each // 2
         totals = [[o.f(0.0)] * 4 for _ in range(pairs)]
-        for channels, own in zip(query.channels, query.steps, strict=True):
+        for channels, own in zip(self._channels, query.steps, strict=True):
             four = [self._levels(codes, units, channel) for channel in channels]
             for m, total in enumerate(totals):
                 halves = [

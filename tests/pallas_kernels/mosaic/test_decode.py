@@ -61,9 +61,9 @@ def test_the_kernel_is_made_for_a_gpu_anywhere(cache, heads, group, channels, pa
     stored = Stored(cache, [page + 1], heads, channels, page_size=page)
     assert reads(stored.codecs, Heads(heads, group, channels), page)
     q = jnp.zeros((1, heads * group, channels), jnp.bfloat16)
-    shift = Shift(jnp.zeros((1, heads * group, 3)), first=1)
+    shift = Shift(jnp.zeros(q.shape), jnp.zeros((3, channels), jnp.float16), first=1)
     if cache == "bf16":  # as windows have it
-        shift = Shift(shift.scores, jnp.zeros((1, 2 * page), jnp.int32))
+        shift = Shift(shift.queries, shift.turns, jnp.zeros((1, 2 * page), jnp.int32))
 
     def run(q, table, length, shift):
         return _partials(stored, q, table, length, 7, shift).out
@@ -77,7 +77,7 @@ def test_the_kernel_is_made_for_a_gpu_anywhere(cache, heads, group, channels, pa
 def test_pages_of_two_formats_are_one_kernel(cache, window, heads, group, channels, page):
     both = [Stored(x, [page + 1], heads, channels, page_size=page) for x in (cache, window)]
     q = jnp.zeros((1, heads * group, channels), jnp.float32)
-    shift = Shift(jnp.zeros((1, heads * group, 3)), first=1)
+    shift = Shift(jnp.zeros(q.shape), jnp.zeros((3, channels), jnp.float16), first=1)
 
     def run(q, length, shift):
         spans = [_span(stored, stored.table, length, 7, shift) for stored in both]
