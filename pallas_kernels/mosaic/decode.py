@@ -120,4 +120,4 @@ def _table(span: Span) -> Array | None:
     if not span.keys.stream:
         return None
     assert isinstance(codec, LloydCodec) and codec.allocation is not None
-    return channel_table(codec.allocation, codes.shape[3], codes.shape[4])
+    return channel_table(codec.allocation, codes.shape[3])

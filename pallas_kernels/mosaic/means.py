@@ -8,7 +8,7 @@ and r + 8 for query head c: each page's is taken from there when its turn comes.
 from collections.abc import Callable
 
 from jkvq.pallas_kernels.mosaic.lanes import Value
-from jkvq.pallas_kernels.mosaic.sides.floats import PIECE, channels_of, float_query
+from jkvq.pallas_kernels.mosaic.sides.floats import PIECE, FloatQuery, channels_of, float_query
 from jkvq.pallas_kernels.mosaic.tile import Tile
 
 _PAGES = 16  # at once
@@ -37,19 +37,27 @@ class PageMeans:
         row_of: Callable[[Value], Value],
     ):
         self.tile, self.tiles, self.channels = tile, tiles, channels
+        self.load, self.scale = load, scale
         self.turns, self.row_of = turns, row_of
-        o = tile.o
-        values = [[load(channel) for channel in four] for four in channels_of(tile, channels)]
-        # They are divided by the greatest, as float16 does not reach far.
-        most = o.f(1e-30)
+
+    def _query(self) -> tuple[FloatQuery, Value]:
+        """The query, and what a product with it is worth, of query head c.
+
+        Made anew for every sixteen pages: registers that hold it meanwhile are dearer. It is
+        divided by its greatest number, as float16 does not reach far.
+        """
+        tile, o, most = self.tile, self.tile.o, self.tile.o.f(1e-30)
+        values = [
+            [self.load(channel) for channel in four] for four in channels_of(tile, self.channels)
+        ]
         for value in (value for four in values for value in four):
             most = o.fmax(most, o.fabs(value))
         for distance in (1, 2):
             most = o.fmax(most, o.swap(most, distance))
         inverse = o.rcp(most)
         scaled = [[o.fmul(value, inverse) for value in four] for four in values]
-        self._query = float_query(tile, scaled, "f16", 1.0)
-        self._worth = o.fmul(o.take(most, o.shl(tile.c, 3)), o.f(scale))  # of query head c
+        worth = o.fmul(o.take(most, o.shl(tile.c, 3)), o.f(self.scale))
+        return float_query(tile, scaled, "f16", 1.0), worth
 
     def of_tile(
         self, in_share: Value, in_sequence: Value, scores: list[Value]
@@ -70,11 +78,12 @@ class PageMeans:
         """Of pages first + r and first + r + 8; of query head c."""
         tile, o = self.tile, self.tile.o
         rows = [self._row(self.row_of(o.add(first, o.add(tile.r, o.i(k))))) for k in (0, 8)]
+        query, worth = self._query()
         total = [o.f(0.0)] * 4
-        for step, own in enumerate(self._query.steps):
+        for step, own in enumerate(query.steps):
             a = [row[2 * step + half] for half in range(2) for row in rows]
             total = o.multiply_floats(total, a, own, "f16")
-        return [o.fmul(o.fadd(total[k], total[k + 1]), self._worth) for k in (0, 2)]
+        return [o.fmul(o.fadd(total[k], total[k + 1]), worth) for k in (0, 2)]
 
     def _row(self, row: Value) -> list[Value]:
         """A thread's pieces of a row."""

@@ -13,47 +13,34 @@ from jaxtyping import Array, Int
 from jkvq.pallas_kernels.formats.lloyd import TERMS, Allocation
 from jkvq.pallas_kernels.formats.packing import WORD
 from jkvq.pallas_kernels.mosaic.lanes import Value
-from jkvq.pallas_kernels.mosaic.sides.floats import FloatQuery, channels_of, float_query
+from jkvq.pallas_kernels.mosaic.sides.floats import FloatQuery, float_query
 from jkvq.pallas_kernels.mosaic.tile import Tile
 
-ENTRY = 12  # words of a channel in the table
+ENTRY = 4  # words of a channel in the table
 _ONE = 0x3C003C00  # 1.0 in both halves; its last bits are a code / 1024
 _LESS_ONE = 0xBC00BC00
+_TINY = 0x10001000  # 2^-11 in both halves
 
 
-def channel_table(allocation: Allocation, words: int, tokens: int) -> Int[Array, "K H entry"]:
-    """Of each channel: where its two words are and its unit, in bytes; the bit of its code; masks
-    of the parts of the code in either word; factor and summand of u; the levels' coefficients.
+def channel_table(allocation: Allocation, words: int) -> Int[Array, "K H entry"]:
+    """Of each channel: where its code is; masks of its code; the levels' coefficients, by halves.
+
+    Where: its two words and its unit, a byte each, then the code's first bit and its width, four
+    bits each. The masks: what of a word shifted down belongs to the first one; the whole code.
     """
     width, offset = allocation.width, allocation.offset
     first, bit = offset // WORD, offset % WORD
-    in_first = jnp.left_shift(1, jnp.minimum(width, WORD - bit)) - 1
-    in_next = jnp.left_shift(1, width) - 1 - in_first
-    size = 2 * tokens
-    exponent = width.astype(jnp.float32)
-    floats = jnp.exp2(11 - exponent), jnp.exp2(-exponent) - 1
-    return jnp.stack(
-        [
-            first * size,
-            jnp.minimum(first + 1, words - 1) * size,
-            allocation.group * size,
-            bit,
-            *(_both(mask) for mask in (in_first, in_next)),
-            *(_both(_half_bits(number)) for number in floats),
-            *(_both(_half_bits(allocation.levels[..., i])) for i in range(TERMS)),
-        ],
-        axis=-1,
-    )
+    place = first | jnp.minimum(first + 1, words - 1) << 8
+    place |= allocation.group << 16 | bit << 24 | width << 28
+    in_first, whole = jnp.left_shift(1, WORD - bit) - 1, jnp.left_shift(1, width) - 1
+    levels = [_half_bits(allocation.levels[..., i]) for i in range(TERMS)]
+    pairs = (levels[i] | levels[i + 1] << 16 for i in range(0, TERMS, 2))
+    return jnp.stack([place, in_first | whole << 16, *pairs], axis=-1)
 
 
 def _half_bits(number) -> Int[Array, "K H"]:
     half = jax.lax.bitcast_convert_type(number.astype(jnp.float16), jnp.uint16)
     return half.astype(jnp.int32)
-
-
-def _both(half: Int[Array, "K H"]) -> Int[Array, "K H"]:
-    """16 bits in both halves."""
-    return half | (half << 16)
 
 
 class StreamKeys:
@@ -64,7 +51,13 @@ class StreamKeys:
 
     def __init__(self, tile: Tile, channels: int, table: Value):
         self.tile, self.table = tile, table
-        self._channels = channels_of(tile, channels)
+        # Threads of the same tokens read neighbours, which mostly lie in the same words: rows of
+        # different words would meet in the same banks.
+        o, step = tile.o, 16
+        self._channels = [
+            [o.add(tile.c, o.i(at + k)) for k in range(0, step, 4)]
+            for at in range(0, channels, step)
+        ]
 
     def query(self, load, scale: float) -> FloatQuery:
         """``load`` gives the query's channel, by its number, of query head thread // 8."""
@@ -91,16 +84,29 @@ class StreamKeys:
 
     def _levels(self, codes: Value, units: Value, channel: Value) -> list[Value]:
         """unit * level of a channel, of the thread's tokens in their order, two in a register."""
-        o, count = self.tile.o, self.tile.each // 2
-        entry = o.load_row(self.table, o.mul(channel, o.i(ENTRY)), ENTRY)
-        first, after, unit, bit, in_first, in_next, factor, summand, *levels = entry
+        o, tile, count = self.tile.o, self.tile, self.tile.each // 2
+        place, masks, *pairs = o.load_row(self.table, o.mul(channel, o.i(ENTRY)), ENTRY)
+
+        def part(first: int, bits: int) -> Value:
+            return o.and_(o.shr(place, first), o.i((1 << bits) - 1))
+
+        def row(start: Value, number: Value) -> list[Value]:
+            return o.load_shared(o.add(start, o.mul(number, o.i(2 * tile.tokens))), 0, count)
+
+        rows = [row(codes, part(at, 8)) for at in (0, 8)]
+        scales = row(units, part(16, 8))
+        bit = part(24, 4)
         back, found = o.sub(o.i(WORD), bit), []
-        rows = [o.load_shared(o.add(codes, at), 0, count) for at in (first, after)]
-        scales = o.load_shared(o.add(units, unit), 0, count)
+        in_first, whole = self._both(masks)
+        levels = [half for pair in pairs for half in self._both(pair)]
+        # 2^(11 - width) as a float, and with it u = code 2^(1 - width) + 2^-width - 1
+        exponent = o.shl(o.sub(o.i(26), o.shr(place, 28)), 10)
+        factor = o.or_(exponent, o.shl(exponent, 16))
+        summand = o.halves_fma(factor, o.i(_TINY), o.i(_LESS_ONE))
         for one, other, scale in zip(*rows, scales, strict=True):
-            code = o.or_(
-                o.and_(o.shr_by(one, bit), in_first), o.and_(o.shl_by(other, back), in_next)
-            )
+            high, low = o.shl_by(other, back), o.shr_by(one, bit)
+            code = o.xor(high, o.and_(o.xor(high, low), in_first))  # low where it is of the first
+            code = o.and_(code, whole)
             u = o.halves_fma(o.or_(code, o.i(_ONE)), o.i(_ONE), o.i(_LESS_ONE))
             u = o.halves_fma(u, factor, summand)
             square, level = o.halves_mul(u, u), levels[-1]
@@ -108,6 +114,11 @@ class StreamKeys:
                 level = o.halves_fma(level, square, coefficient)
             found.append(o.halves_mul(o.halves_mul(u, scale), level))
         return found
+
+    def _both(self, pair: Value) -> list[Value]:
+        """Either half of a register in both halves of one."""
+        o = self.tile.o
+        return [o.bytes_of(pair, pair, o.i(selector)) for selector in (0x1010, 0x3232)]
 
 
 _TOKENS = (0x5410, 0x7632)  # the lower halves of two registers, the upper ones
