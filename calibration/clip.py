@@ -69,10 +69,11 @@ def clip_errors(
 ) -> Float[np.ndarray, "2 L grid"]:
     """Squared error of the attention output with keys, and with values, clipped at each ratio."""
     position, found = np.arange(tokens.shape[1], dtype=np.int32)[None], []
-    x, rotary = embed(config, params["embedding"], tokens, position)
+    hidden, rotary = embed(config, params["embedding"], tokens, position)
     for layer in range(config.layers):
         attend = _Measuring(basis, layer, count, spec, config.attention_scale)
-        x, errors = run_layer(config, params["layers"][layer], x, rotary, attend, None)
+        weights = params["layers"][layer]
+        hidden, errors = run_layer(config, weights, hidden, rotary, attend, None)
         found.append(np.asarray(errors))
     return np.stack(found, axis=1)
 
@@ -90,6 +91,7 @@ class _Measuring:
 
     def __call__(self, q, k, v, state):
         del state
+        q, k, v = (heads.finished for heads in (q, k, v))
         basis, layer, spec, scale = self.basis, self.layer, self.spec, self.scale
         position = jnp.arange(q.shape[1], dtype=jnp.int32)
         real = position < self.count

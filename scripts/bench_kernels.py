@@ -40,6 +40,7 @@ from jkvq.pallas_kernels.types import (
     DecodeSettings,
     Heads,
     Implementation,
+    NewHeads,
     Shift,
     WriteSettings,
     WriteSide,
@@ -232,10 +233,10 @@ def time_write(
 
     def store(state, transforms, k, v, q, page, slot):
         key, value, _ = write(
-            WriteSide(state[0], k, codecs[0], transforms[0]),
-            WriteSide(state[1], v, codecs[1], transforms[1]),
+            WriteSide(state[0], NewHeads.of(k), codecs[0], transforms[0]),
+            WriteSide(state[1], NewHeads.of(v), codecs[1], transforms[1]),
             *(0, page, slot),
-            queries=q if queries else None,
+            queries=NewHeads.of(q) if queries else None,
             settings=settings,
         )
         return key, value

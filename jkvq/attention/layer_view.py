@@ -12,6 +12,7 @@ from jkvq.cache.layout import LayerGroup
 from jkvq.cache.specs.spec import CacheSpec
 from jkvq.pallas_kernels.formats.codecs import Codec
 from jkvq.pallas_kernels.formats.packed import LayerIndex
+from jkvq.pallas_kernels.types import Queries
 
 
 @dataclass(frozen=True)
@@ -42,9 +43,13 @@ class LayerView:
         key, value = (read_pages(x, self.index, plan.exact.table) for x in (pages.key, pages.value))
         return key, value
 
-    def page_means(self, q: Float[Array, "B T N H"], plan: GroupPlan) -> PageMeans | None:
-        """q . mean of every page, of queries as they come; None without a mean."""
-        if plan.page_angles is None:
+    def queries(self, q: Float[Array, "B T N H"]) -> Queries:
+        """As they meet the layer."""
+        rotated = self.key.rotate_queries(q, self.layer)
+        return Queries(rotated, self.key.mean_queries(q, self.layer))
+
+    def page_means(self, queries: Queries, plan: GroupPlan) -> PageMeans | None:
+        """q . mean of every page; None without a mean."""
+        if queries.means is None or plan.page_angles is None:
             return None
-        queries = self.key.mean_queries(q, self.layer)
-        return PageMeans(queries, plan.page_angles.turns, self.spec)
+        return PageMeans(queries.means, plan.page_angles.turns, self.spec)

@@ -19,8 +19,8 @@ def attend_plainly(
     view: LayerView, q, k, v, chunk: Chunk, plan: GroupPlan, *, scale: float, phase: Phase
 ) -> tuple[Float[Array, "B T N H"], LayerGroup]:
     """Stores a chunk in one layer, and lets its queries attend."""
-    means = view.page_means(q, plan)
-    q = view.key.rotate_queries(q, view.layer)
+    queries = view.queries(q)
+    means, q = view.page_means(queries, plan), queries.rotated
     k = view.key.enter(k, view.layer, plan.token_angles)
     if view.spec.windowed and phase == "decode":
         storage, parts = _token_by_exact_pages(view, q, k, v, plan, means, scale=scale)

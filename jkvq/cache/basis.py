@@ -129,9 +129,10 @@ class SideBasis:
 
     def mean_queries(
         self, q: Float[Array, "B T N H"], layer: LayerIndex
-    ) -> Float[Array, "B T N H"]:
+    ) -> Float[Array, "B T N H"] | None:
         """What gives q . mean by the turns of a page, with the mean where it stands there."""
-        assert self.mean is not None
+        if self.mean is None:
+            return None
         mean = jnp.repeat(self.mean[layer], q.shape[2] // self.mean.shape[1], axis=0)
         return along_and_across(q, mean[None, None])
 

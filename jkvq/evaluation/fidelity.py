@@ -92,7 +92,7 @@ def fidelity(
                 weight = params["attention"]["o"]["weight"]
                 errors = _attention_errors(layer, weight, *qkv, **how)
                 errors["rope_score"] = _rope_score(own, layer, *qkv)
-                errors["hidden"] = _hidden_error(exact, lossy[name])
+                errors["hidden"] = _hidden_error(exact.total, lossy[name].total)
                 found[name].append(Fidelity(**{key: float(x) for key, x in errors.items()}))
             bar.advance(1)
     return found
@@ -109,6 +109,7 @@ class _Exact:
 
     def __call__(self, q, k, v, state):
         del state
+        q, k, v = (heads.finished for heads in (q, k, v))
 
         def exact(q, position):
             seen = causal(position, k.shape[1], self.window)[None]
@@ -129,6 +130,7 @@ class _Lossy:
     window: int | None = field(metadata={"static": True})
 
     def __call__(self, q, k, v, state):
+        q, k, v = (heads.finished for heads in (q, k, v))
         how = {"scale": self.scale, "window": self.window}
         out = attend_reconstructed(self.kept, q[0], k[0], v[0], self.position, **how)
         return out[None].astype(q.dtype), state

@@ -9,13 +9,13 @@ from jaxtyping import Array, Float
 
 from jkvq.models.config import ModelConfig
 from jkvq.models.layers.linear import Linear, RMSNorm
-from jkvq.pallas_kernels.rotary import rotate
+from jkvq.pallas_kernels.types import HeadNorm, NewHeads
 
 Rotary = tuple[Float[Array, "B T H/2"], Float[Array, "B T H/2"]]  # cos, sin
 
 
 class Attend(Protocol):
-    """What a layer does with its queries, keys and values, which carry their rotary positions.
+    """What a layer does with its queries, keys and values, which are to be finished.
 
     A pytree, so that a compiled layer takes it as an argument: layers whose ``Attend`` differ in
     arrays alone share a program.
@@ -23,9 +23,9 @@ class Attend(Protocol):
 
     def __call__(
         self,
-        q: Float[Array, "B T N H"],
-        k: Float[Array, "B T K H"],
-        v: Float[Array, "B T K H"],
+        q: NewHeads,
+        k: NewHeads,
+        v: NewHeads,
         state: Any,
         /,
     ) -> tuple[Float[Array, "B T N H"], Any]:
@@ -50,19 +50,22 @@ class Attention(nnx.Module):
     def __call__(self, x, rotary: tuple[Rotary, ...], attend: Attend, state):
         (B, T, _), N, K = x.shape, self.config.heads, self.config.kv_heads
         heads = self.qkv(x).reshape(B, T, -1, self.config.head_dim)
-        q, k, v = heads[:, :, :N], heads[:, :, N : N + K], heads[:, :, N + K :]
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = self._normed(self.q_norm, q), self._normed(self.k_norm, k)
         cos, sin = rotary[self.config.rotary]
-        q, k = rotate(q, *self._amplified(cos, sin)), rotate(k, cos, sin)
-        out, state = attend(q, k, v, state)
+        q = self._heads(heads, 0, N, self.q_norm, self._amplified(cos, sin))
+        k = self._heads(heads, N, K, self.k_norm, (cos, sin))
+        out, state = attend(q, k, NewHeads(heads, N + K, K), state)
         return self.o(out.reshape(B, T, -1)), state
 
-    def _normed(self, norm: RMSNorm, x: Float[Array, "B T n H"]) -> Float[Array, "B T n H"]:
-        """Each head by itself, or all together."""
+    def _heads(self, joined, first: int, count: int, norm: RMSNorm | None, turn: Rotary):
+        """Heads to be normed, each by itself, and turned; a norm of all together is taken here."""
+        if norm is None:
+            return NewHeads(joined, first, count, None, turn)
         if not self.config.qk_norm_whole:
-            return norm(x)
-        return norm(x.reshape(*x.shape[:2], -1)).reshape(x.shape)
+            by = HeadNorm(norm.weight[...], norm.eps, norm.of_one)
+            return NewHeads(joined, first, count, by, turn)
+        x = joined[:, :, first : first + count]
+        normed = norm(x.reshape(*x.shape[:2], -1)).reshape(x.shape)
+        return NewHeads(normed, 0, count, None, turn)
 
     def _amplified(self, cos, sin) -> Rotary:
         """The rotation of queries, with the gain of queries and keys in it: scores are the same."""
