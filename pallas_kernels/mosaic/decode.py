@@ -107,17 +107,17 @@ def _program(q: Float[Array, "B N H"], span: Span, scale: float) -> Program:
 def _arrays(span: Span) -> list[Array]:
     """The arrays of a span, as a warp takes them."""
     plan, shares, shift = span.plan, span.plan.shares, span.shift
-    assert plan.pages is not None
+    assert plan.tiles is not None
     sides = (x for side in (span.keys, span.values) for x in (side.codes, side.params))
     added = () if shift is None else (shift.queries, shift.turns, shift.number)
-    order = shares.before, shares.first, shares.last, plan.length, plan.pages
+    order = shares.before, shares.first, shares.last, plan.length, plan.tiles
     return [*order, *(x for x in (*sides, _table(span), *added) if x is not None)]
 
 
 def _table(span: Span) -> Array | None:
     """What a warp must know of the channels of a stream."""
-    codec, codes = span.codecs[0], span.keys.codes
+    codec = span.codecs[0]
     if not span.keys.stream:
         return None
     assert isinstance(codec, LloydCodec) and codec.allocation is not None
-    return channel_table(codec.allocation, codes.shape[3])
+    return channel_table(codec.allocation)

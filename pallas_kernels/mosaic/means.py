@@ -59,18 +59,18 @@ class PageMeans:
         worth = o.fmul(o.take(most, o.shl(tile.c, 3)), o.f(self.scale))
         return float_query(tile, scaled, "f16", 1.0), worth
 
-    def of_tile(
-        self, in_share: Value, in_sequence: Value, scores: list[Value]
-    ) -> tuple[Value, list[Value]]:
-        """What is added to a tile, by its number among those of the share and of the sequence, and
-        the scores of its page and the fifteen around it.
+    def of_tile(self, first: Value, at: Value, scores: list[Value]) -> tuple[Value, list[Value]]:
+        """What is added to a tile, and the scores of its page and the fifteen around it.
+
+        ``first`` and ``at`` are the numbers in the sequence of the first tile that the warp has of
+        it, and of this one.
         """
         o = self.tile.o
-        page, tile = (o.div(in_share, o.i(self.tiles)), o.rem(in_share, o.i(self.tiles)))
-        number = o.rem(page, o.i(_PAGES))
-        is_first = o.eq(o.add(number, tile), o.i(0))
-        first = o.div(in_sequence, o.i(self.tiles))
-        scores = o.if_(is_first, scores, lambda: self.scores(first), lambda: scores)
+        page = o.div(at, o.i(self.tiles))
+        number = o.rem(o.sub(page, o.div(first, o.i(self.tiles))), o.i(_PAGES))
+        begins = o.or_(o.eq(o.rem(at, o.i(self.tiles)), o.i(0)), o.eq(at, first))
+        due = o.and_(begins, o.eq(number, o.i(0)))
+        scores = o.if_(due, scores, lambda: self.scores(page), lambda: scores)
         thread = o.add(o.shl(o.and_(number, o.i(7)), 2), self.tile.c)
         return o.take(o.select(o.lt(number, o.i(8)), *scores), thread), scores
 

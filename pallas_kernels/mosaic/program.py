@@ -160,6 +160,11 @@ def share_count(codecs: tuple[Codec, Codec], heads: Heads, page: int, cores: int
     return max(1, cores * teams.count * teams.heads // heads.kv)
 
 
+def tile_tokens(codecs: tuple[Codec, Codec], heads: Heads, page: int) -> int:
+    """Tokens of a unit of the work, which is a tile."""
+    return _teams(codecs, heads, page).tile
+
+
 def _teams(codecs: tuple[Codec, Codec], heads: Heads, page: int) -> Teams:
     return make_teams(heads, page, sum(Format.of(codec, heads.channels).bytes for codec in codecs))
 

@@ -125,26 +125,22 @@ class Warp:
     def _tile_at(self, v: Value) -> tuple[Value, Value]:
         """The page of tile v of all, and its number there; any for one past the share's end."""
         o = self.o
-        unit, tile = self._divided(v, self.program.tiles)
-        unit = o.max(o.min(unit, o.sub(self.stop, o.i(1))), o.i(0))
-        return o.add(self.of_layer, o.load(self.order, unit)), tile
-
-    def _tiles(self, units: Value) -> Value:
-        return self.o.mul(units, self.o.i(self.program.tiles))
+        v = o.max(o.min(v, o.sub(self.stop, o.i(1))), o.i(0))
+        page, tile = self._divided(o.load(self.order, v), self.program.tiles)
+        return o.add(self.of_layer, page), tile
 
     def run(self) -> None:
         """All sequences of the share; the warpgroup's warps leave together."""
         o = self.o
-        begin, self.end = self._tiles(self.start), self._tiles(self.stop)
         with o.when(o.eq(self.in_team, o.i(0))):
             self.ring.set_up()
             for slot in range(SLOTS):
-                v = o.add(begin, o.i(slot))
-                with o.when(o.lt(v, self.end)):
+                v = o.add(self.start, o.i(slot))
+                with o.when(o.lt(v, self.stop)):
                     self.ring.order(*self._tile_at(v), o.i(slot))
         utils.warpgroup_barrier()
         # The slot of the next tile, its barrier's parity, and what comes into the slot after it
-        carry = [o.i(0), o.i(0), *self._tile_at(o.add(begin, o.i(SLOTS)))]
+        carry = [o.i(0), o.i(0), *self._tile_at(o.add(self.start, o.i(SLOTS)))]
         o.loop(self.first, self.past, carry, self._sequence)
         utils.warpgroup_barrier()
 
@@ -159,11 +155,10 @@ class Warp:
         o, program = self.o, self.program
         row = o.mul(self._query_row(b, o.shr(self.lane, 3)), o.i(program.shape[3]))
         query = self.keys.query(lambda n: self.load_query(self.q, o.add(row, n)), program.scale)
-        begin = o.load(self.before, b)
-        after = o.load(self.before, o.add(b, o.i(1)))
-        first = self._tiles(o.max(self.start, begin))
-        past = self._tiles(o.min(self.stop, after))
-        self.b, self.begin, self.tokens = b, self._tiles(begin), o.load(self.length, b)
+        self.b, self.tokens = b, o.load(self.length, b)
+        self.begin = o.load(self.before, b)
+        first = o.max(self.start, self.begin)
+        past = o.min(self.stop, o.load(self.before, o.add(b, o.i(1))))
         nothing = [*self.values.zero, o.f(0.0), o.f(0.0)]  # and the softmax's sum, minus its bound
         means = self._means(b, row)
         added = [] if means is None else [o.f(0.0)] * 2  # what tiles of the same pages hand on
@@ -172,7 +167,7 @@ class Warp:
             ring, added, state = carry[:_RING], carry[_RING : -len(nothing)], carry[-len(nothing) :]
             less = state[-1]
             if means is not None:
-                more, added = means.of_tile(o.sub(v, first), o.sub(v, self.begin), added)
+                more, added = means.of_tile(*(o.sub(x, self.begin) for x in (first, v)), added)
                 less = o.fadd(more, less)
             found = self._one_tile(v, query, less, o.eq(v, first), [*ring, *state])
             return [*found[:_RING], *added, *found[_RING:]]
@@ -215,7 +210,7 @@ class Warp:
         )
         whole = o.lt(o.i(size - 1), left)
         carry = o.if_(whole, carry, lambda: add(None), lambda: add(left))
-        more = o.lt(o.add(v, o.i(SLOTS)), self.end)
+        more = o.lt(o.add(v, o.i(SLOTS)), self.stop)
         with o.when(o.and_(ring.leave(slot), more)):
             ring.order(page, tile, slot)
         follows = self._tile_at(o.add(v, o.i(SLOTS + 1)))

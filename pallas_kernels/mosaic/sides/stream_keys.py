@@ -6,6 +6,8 @@ once, and both levels are polynomials in 16-bit floats (lloyd.py). Scores are pr
 floats (floats.py).
 """
 
+from collections.abc import Iterator
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
@@ -22,16 +24,15 @@ _LESS_ONE = 0xBC00BC00
 _TINY = 0x10001000  # 2^-11 in both halves
 
 
-def channel_table(allocation: Allocation, words: int) -> Int[Array, "K H entry"]:
+def channel_table(allocation: Allocation) -> Int[Array, "K H entry"]:
     """Of each channel: where its code is; masks of its code; the levels' coefficients, by halves.
 
-    Where: its two words and its unit, a byte each, then the code's first bit and its width, four
+    Where: its first word and its unit, a byte each, then the code's first bit and its width, four
     bits each. The masks: what of a word shifted down belongs to the first one; the whole code.
     """
     width, offset = allocation.width, allocation.offset
     first, bit = offset // WORD, offset % WORD
-    place = first | jnp.minimum(first + 1, words - 1) << 8
-    place |= allocation.group << 16 | bit << 24 | width << 28
+    place = first | allocation.group << 8 | bit << 16 | width << 20
     in_first, whole = jnp.left_shift(1, WORD - bit) - 1, jnp.left_shift(1, width) - 1
     levels = [_half_bits(allocation.levels[..., i]) for i in range(TERMS)]
     pairs = (levels[i] | levels[i + 1] << 16 for i in range(0, TERMS, 2))
@@ -71,8 +72,9 @@ class StreamKeys:
         codes, units = (o.add(start, first) for start in stored)
         pairs = tile.each // 2
         totals = [[o.f(0.0)] * 4 for _ in range(pairs)]
-        for channels, own in zip(self._channels, query.steps, strict=True):
-            four = [self._levels(codes, units, channel) for channel in channels]
+        levels = self._all_levels(codes, units)
+        for own in query.steps:
+            four = [next(levels) for _ in range(4)]
             for m, total in enumerate(totals):
                 halves = [
                     [o.bytes_of(four[k][m], four[k + 1][m], o.i(token)) for token in _TOKENS]
@@ -82,28 +84,48 @@ class StreamKeys:
         dots = [o.fadd(total[k], total[k + 1]) for total in totals for k in (0, 2)]
         return [o.ffma(dot, o.f(query.scale), less) for dot in tile.turned(dots)]
 
-    def _levels(self, codes: Value, units: Value, channel: Value) -> list[Value]:
+    def _all_levels(self, codes: Value, units: Value) -> Iterator[list[Value]]:
+        """Those of each channel; what it needs is loaded while those before it are worked out."""
+        o, channels = self.tile.o, [channel for four in self._channels for channel in four]
+
+        def entry(channel: Value) -> list[Value]:
+            return o.load_row(self.table, o.mul(channel, o.i(ENTRY)), ENTRY)
+
+        entries = [entry(channel) for channel in channels[:2]]
+        rows = [self._rows(codes, units, entries[0])]
+        for number in range(len(channels)):
+            entries += [entry(channel) for channel in channels[number + 2 : number + 3]]
+            rows += [self._rows(codes, units, own) for own in entries[number + 1 : number + 2]]
+            yield self._levels(entries[number], rows[number])
+
+    def _rows(self, codes: Value, units: Value, entry: list[Value]) -> list[list[Value]]:
+        """The thread's tokens of a channel's two words, and their units.
+
+        What follows a page's last word is read with it, but no code reaches there.
+        """
+        tile, o, count = self.tile, self.tile.o, self.tile.each // 2
+        row = 2 * tile.tokens
+
+        def address(start: Value, number: Value) -> Value:
+            return o.add(start, o.mul(o.and_(number, o.i(0xFF)), o.i(row)))
+
+        word, unit = address(codes, entry[0]), address(units, o.shr(entry[0], 8))
+        return [
+            o.load_shared(at, behind, count) for at, behind in ((word, 0), (word, row), (unit, 0))
+        ]
+
+    def _levels(self, entry: list[Value], rows: list[list[Value]]) -> list[Value]:
         """unit * level of a channel, of the thread's tokens in their order, two in a register."""
-        o, tile, count = self.tile.o, self.tile, self.tile.each // 2
-        place, masks, *pairs = o.load_row(self.table, o.mul(channel, o.i(ENTRY)), ENTRY)
-
-        def part(first: int, bits: int) -> Value:
-            return o.and_(o.shr(place, first), o.i((1 << bits) - 1))
-
-        def row(start: Value, number: Value) -> list[Value]:
-            return o.load_shared(o.add(start, o.mul(number, o.i(2 * tile.tokens))), 0, count)
-
-        rows = [row(codes, part(at, 8)) for at in (0, 8)]
-        scales = row(units, part(16, 8))
-        bit = part(24, 4)
-        back, found = o.sub(o.i(WORD), bit), []
+        o, (place, masks, *pairs), found = self.tile.o, entry, []
+        bit = o.and_(o.shr(place, 16), o.i(15))
+        back = o.sub(o.i(WORD), bit)
         in_first, whole = self._both(masks)
         levels = [half for pair in pairs for half in self._both(pair)]
         # 2^(11 - width) as a float, and with it u = code 2^(1 - width) + 2^-width - 1
-        exponent = o.shl(o.sub(o.i(26), o.shr(place, 28)), 10)
+        exponent = o.shl(o.sub(o.i(26), o.shr(place, 20)), 10)
         factor = o.or_(exponent, o.shl(exponent, 16))
         summand = o.halves_fma(factor, o.i(_TINY), o.i(_LESS_ONE))
-        for one, other, scale in zip(*rows, scales, strict=True):
+        for one, other, scale in zip(*rows, strict=True):
             high, low = o.shl_by(other, back), o.shr_by(one, bit)
             code = o.xor(high, o.and_(o.xor(high, low), in_first))  # low where it is of the first
             code = o.and_(code, whole)
