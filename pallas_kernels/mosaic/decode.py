@@ -5,7 +5,8 @@ A *team* of warps has a share of some KV heads and reads its pages from a ring o
 memory (ring.py), tile by tile; what a warp does is in warp.py, with a tile in
 sides/. Warps never wait for each other but for a slot. Pages of several formats, packed ones
 and those of the windows, are read one after the other: each format's work is cut into equal shares,
-dealt out from either end, so that little work of two formats meets in no team.
+dealt out from either end, so that little work of two formats meets in no team, and little work of
+one is spread over all blocks.
 """
 
 from dataclasses import replace
@@ -45,7 +46,7 @@ def decode(
     programs = same_threads([_program(q, span, scale) for span in spans])
     blocks = max(-(-each.shares * each.groups // each.teams.count) for each in programs)
     programs = [
-        replace(program, from_end=number % 2 * blocks * program.teams.count)
+        replace(program, blocks=blocks, from_end=number % 2 == 1)
         for number, program in enumerate(programs)
     ]
     arrays = [_arrays(span) for span in spans]

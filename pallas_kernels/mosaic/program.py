@@ -198,7 +198,8 @@ class Program:
     shares: int
     scale: float  # of scores to base 2
     shift: ShiftNumbers | None
-    from_end: int = 0  # teams of the grid, if the last one has the first share
+    blocks: int = 0  # of the grid
+    from_end: bool = False  # whether the grid's last team has the first share
 
     @property
     def sides(self) -> list[Side]:

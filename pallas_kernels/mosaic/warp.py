@@ -58,9 +58,9 @@ class Warp:
         memory = o.mul(utils.warpgroup_idx(), o.i(room.warpgroup_bytes))
         memory = o.add(memory, o.mul(of_group, o.i(SLOTS * program.slot_bytes)))
         barriers = o.add(o.mul(team, o.i(16 * SLOTS)), o.i(room.first_barrier))
-        of_all = o.add(o.mul(utils.block_idx(), o.i(teams.count)), team)
+        of_all = o.add(o.mul(team, o.i(program.blocks)), utils.block_idx())
         if program.from_end:
-            of_all = o.sub(o.i(program.from_end - 1), of_all)
+            of_all = o.sub(o.i(program.blocks * teams.count - 1), of_all)
         self.share, group = self._divided(of_all, program.groups)
         self.own, query = self._divided(self.in_team, teams.warps)
         self.head = o.add(o.mul(group, o.i(teams.heads)), self.own)
