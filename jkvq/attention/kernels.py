@@ -29,17 +29,18 @@ def attend_prefill(
     spec, key = view.spec, view.key
     # cuDNN takes 16 bits: for a model in float32 that would be a loss.
     fused = "cudnn" if q.dtype != jnp.float32 and not interpret else "xla"
+    factors = jnp.float32 if q.dtype == jnp.float32 else jnp.float16  # as `write` has it
     parts = [self_attention(q, k, v, scale=scale, fused=fused)]
     old, boundary, mean = view.exact_tokens(plan), spec.packed(chunk.sequences.length), None
     writes = functools.partial(_write_pages, interpret=interpret)
-    entered = key.enter(k, view.layer, plan.token_angles)
+    entered = key.enter(k, view.layer, plan.token_angles, factors)
     storage = store_chunk(view, entered, v, old, plan, writes)
     if plan.page_angles is not None:
         packed = Angles(*(x[None, spec.sink_pages :] for x in plan.page_angles))
         mean = key.entered_mean(view.layer, packed)[0]
     pages = storage.key, storage.value, *view.codecs, view.index, plan.table
     exact = _exact_tokens(view, old, plan)
-    rotated = key.rotate_queries(q, view.layer)
+    rotated = key.rotate_queries(q, view.layer, factors)
     parts.append(prefix_attention(rotated, *pages, boundary, mean, exact, scale=scale, fused=fused))
     return merge_all(parts)[0], storage
 

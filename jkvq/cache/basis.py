@@ -105,12 +105,15 @@ class SideBasis:
         return Angles(cos.astype(jnp.float16), sin.astype(jnp.float16))
 
     def enter(
-        self, x: Float[Array, "B T K H"], layer: LayerIndex, at: Angles | None
+        self, x: Float[Array, "B T K H"], layer: LayerIndex, at: Angles | None, factors=jnp.float32
     ) -> Float[Array, "B T K H"]:
-        """(x - mean) R, in float32 unless it is x itself; ``at`` from the pages of the tokens."""
+        """(x - mean) R, in float32 unless it is x itself; ``at`` from the pages of the tokens.
+
+        ``factors``: what the product is taken of, float16 as the kernels do.
+        """
         if self.mean is not None:
             x = x.astype(jnp.float32) - self.mean_at(layer, at)
-        return _rotated(x, self.rotation(layer))
+        return _rotated(x, self.rotation(layer), factors)
 
     def leave(self, x: Float[Array, "B T K H"], layer: LayerIndex) -> Float[Array, "B T K H"]:
         """x R^-1, in float32 unless it is x itself: without the mean, what ``enter`` undoes."""
@@ -137,10 +140,10 @@ class SideBasis:
         return along_and_across(q, mean[None, None])
 
     def rotate_queries(
-        self, q: Float[Array, "B T N H"], layer: LayerIndex
+        self, q: Float[Array, "B T N H"], layer: LayerIndex, factors=jnp.float32
     ) -> Float[Array, "B T N H"]:
         """q R^-T, each query head by its KV head's R; float32 unless it is q itself."""
-        return _rotated(q, self.dual(layer))
+        return _rotated(q, self.dual(layer), factors)
 
     def rotation(self, layer: LayerIndex) -> Float[Array, "k H H"] | None:
         """R of a layer, for k equal shares of its heads."""
@@ -223,14 +226,20 @@ def _of_layer(every: Float[Array, "l k H H"], layer: LayerIndex) -> Float[Array,
 
 
 def _rotated(
-    x: Float[Array, "B T N H"], R: Float[Array, "k H H"] | None
+    x: Float[Array, "B T N H"], R: Float[Array, "k H H"] | None, factors=jnp.float32
 ) -> Float[Array, "B T N H"]:
-    """x R, each of k equal shares of the heads with its own R."""
+    """x R, each of k equal shares of the heads with its own R; of such factors, in float32."""
     if R is None:
         return x
     B, T, N, H = x.shape
-    grouped = x.astype(jnp.float32).reshape(B, T, len(R), N // len(R), H)
-    rotated = jnp.einsum("btkgh,khi->btkgi", grouped, R, precision="highest")
+    grouped = x.astype(factors).reshape(B, T, len(R), N // len(R), H)
+    rotated = jnp.einsum(
+        "btkgh,khi->btkgi",
+        grouped,
+        R.astype(factors),
+        precision="highest",
+        preferred_element_type=jnp.float32,
+    )
     return rotated.reshape(x.shape)
 
 
