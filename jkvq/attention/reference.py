@@ -30,7 +30,7 @@ def attend_plainly(
     shift = None if means is None else means.of_packed
     oldest = None if plan.oldest is None else plan.oldest - view.spec.sink
     parts.append(paged_attention(q, *pages, plan.boundary, shift, oldest, scale=scale))
-    return merge_all(parts)[0], storage
+    return merge_all([*parts, *view.sink_parts(q)])[0], storage
 
 
 def _token_by_exact_pages(view: LayerView, q, k, v, plan: GroupPlan, means, *, scale: float):

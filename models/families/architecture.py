@@ -11,6 +11,7 @@ from jkvq.models.config import ModelConfig
 from jkvq.models.families.family import Family
 from jkvq.models.families.gemma3 import GEMMA3
 from jkvq.models.families.glm4 import GLM4, GLM4_MOE
+from jkvq.models.families.gpt_oss import GPT_OSS
 from jkvq.models.families.llama import LLAMA, MISTRAL
 from jkvq.models.families.mixtral import MIXTRAL
 from jkvq.models.families.olmo2 import OLMO2
@@ -24,7 +25,7 @@ from jkvq.support.errors import UserError
 
 _ALL = (
     *(LLAMA, MISTRAL, MIXTRAL, QWEN2, QWEN3, QWEN2_MOE, QWEN3_MOE),
-    *(GEMMA3, GLM4, GLM4_MOE, OLMO2, PHI3),
+    *(GEMMA3, GLM4, GLM4_MOE, OLMO2, PHI3, GPT_OSS),
 )
 FAMILIES = {family.name: family for family in _ALL}
 # llama.cpp's name of an architecture; Mixtral has llama's.

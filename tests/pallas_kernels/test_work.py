@@ -6,7 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jkvq.pallas_kernels.work import share_start, share_work
+from jkvq.pallas_kernels.triton.decode import merge_partials
+from jkvq.pallas_kernels.work import one_each, share_start, share_work
 
 
 @functools.partial(jax.jit, static_argnums=1)
@@ -57,3 +58,17 @@ def test_shares_of_millions_of_pages_do_not_overflow():
     np.testing.assert_array_equal(plan.last, (found[1:] - 1) // 40_000)
     owner = np.searchsorted(found, np.arange(64) * 40_000, side="right") - 1
     np.testing.assert_array_equal(plan.partial, owner + np.arange(64))
+
+
+def test_partial_results_found_elsewhere_are_merged_like_others():
+    """A sink is one: its lse is a logit, and it reads one value."""
+    rng = np.random.default_rng(3)
+    (out_a, out_b), (lse_a, lse_b) = rng.normal(size=(2, 3, 4, 16)), rng.normal(size=(2, 3, 4))
+    parts = [
+        one_each(jnp.asarray(out, jnp.float32), jnp.asarray(lse, jnp.float32))
+        for out, lse in ((out_a, lse_a), (out_b, lse_b))
+    ]
+    out, lse = merge_partials(parts, 4, interpret=True)
+    a, b = (np.exp(x)[..., None] for x in (lse_a, lse_b))
+    np.testing.assert_allclose(out, (a * out_a + b * out_b) / (a + b), atol=1e-5)
+    np.testing.assert_allclose(lse, np.log(a + b)[..., 0], atol=1e-5)
