@@ -78,8 +78,8 @@ class Family:
     read: the architecture from a config and from what it would be of llama.
     names: of tensors, where they are not llama's.
     interleaved: whether the two channels of a rotary pair stand side by side.
-    window: of which layers a ``sliding_window`` is: all; all if ``use_sliding_window``; or what
-        ``read`` says.
+    window: of which layers a ``sliding_window`` is: all; if ``use_sliding_window``, those from
+        ``max_window_layers`` on; or what ``read`` says.
     reading: how its tensors are read in safetensors, from how stored ones are.
     gguf: how llama.cpp keeps it; None where its files are not read.
     """

@@ -104,6 +104,16 @@ FAMILY_CASES: dict[str, tuple[str, dict[str, Any]]] = {
             **_NO_PADDING,
         },
     ),
+    "mistral-window": ("mistral", {"sliding_window": 11}),
+    "qwen3-window": (
+        "qwen3",
+        {
+            "head_dim": 16,
+            "use_sliding_window": True,
+            "sliding_window": 11,
+            "max_window_layers": 1,
+        },
+    ),
     "gpt-oss": (
         "gpt_oss",
         {
