@@ -71,9 +71,9 @@ def clip_errors(
     position, found = np.arange(tokens.shape[1], dtype=np.int32)[None], []
     hidden, rotary = embed(config, params["embedding"], tokens, position)
     for layer in range(config.layers):
-        attend = _Measuring(basis, layer, count, spec, config.attention_scale)
-        weights = params["layers"][layer]
-        hidden, errors = run_layer(config, weights, hidden, rotary, attend, None)
+        own, weights = config.layer(layer), params["layers"][layer]
+        attend = _Measuring(basis, layer, count, spec, own.attention_scale, own.window)
+        hidden, errors = run_layer(own, weights, hidden, rotary, attend, None)
         found.append(np.asarray(errors))
     return np.stack(found, axis=1)
 
@@ -88,25 +88,26 @@ class _Measuring:
     count: Int[Array, ""]
     spec: CacheSpec = field(metadata={"static": True})
     scale: float = field(metadata={"static": True})
+    window: int | None = field(metadata={"static": True})
 
-    def __call__(self, q, k, v, state):
+    def __call__(self, q, k, v, state, sinks=None):
         del state
         q, k, v = (heads.finished for heads in (q, k, v))
         basis, layer, spec, scale = self.basis, self.layer, self.spec, self.scale
         position = jnp.arange(q.shape[1], dtype=jnp.int32)
         real = position < self.count
-        visible, at = causal(real), basis.key.angles(spec.middle(position)[None])
+        visible, at = causal(real, self.window), basis.key.angles(spec.middle(position)[None])
         packed = spec.reads_packed(position[:, None], position[None])[None, None]
         rotated = basis.key.rotate_queries(q, layer)[0]
         logits = scale * products(q[0], k[0])
-        S, _ = softmax(logits, visible)
+        S, _ = softmax(logits, visible, sinks)
         out = weighted_sum(S, v[0])
         k_in, v_in = basis.key.enter(k, layer, at)[0], basis.value.enter(v, layer, None)[0]
         mean = 0.0 if basis.key.mean is None else basis.key.entered_mean(layer, at)[0]
 
         def key_error(clip):
             coded = scale * products(rotated, _coded(basis.key, layer, clip, k_in) + mean)
-            weights, _ = softmax(jnp.where(packed, coded, logits), visible)
+            weights, _ = softmax(jnp.where(packed, coded, logits), visible, sinks)
             return _squared(weighted_sum(weights, v[0]) - out, real)
 
         def value_error(clip):

@@ -155,10 +155,10 @@ class _Observing:
     window: int | None = field(metadata={"static": True})
     capture: bool = field(metadata={"static": True})
 
-    def __call__(self, q, k, v, state):
+    def __call__(self, q, k, v, state, sinks=None):
         del state
         q, k, v = (heads.finished for heads in (q, k, v))
-        how = {"scale": self.scale, "window": self.window}
+        how = {"scale": self.scale, "window": self.window, "sinks": sinks}
         out, sums = _sums(self.places, q, k, v, **how)
         kept = (k[0].astype(jnp.float32), v[0].astype(jnp.float32)) if self.capture else ()
         return out.astype(q.dtype), (sums, kept)
@@ -207,7 +207,7 @@ class _Attention(NamedTuple):
 
 
 def _attention(
-    places: _Places, q: Float[Array, "T N H"], k, v, scale: float, window: int | None
+    places: _Places, q: Float[Array, "T N H"], k, v, *, scale: float, window: int | None, sinks
 ) -> _Attention:
     """Attention, and its scores added up by pages in the products that read them anyway."""
     T, N, H = q.shape
@@ -226,7 +226,7 @@ def _attention(
     for start in range(0, T, size):  # queries see nothing behind their block's end
         stop = min(start + size, T)
         logits = products(q[start:stop] * scale, k[:stop])
-        S, _ = softmax(logits, visible[start:stop, :stop])
+        S, _ = softmax(logits, visible[start:stop, :stop], sinks)
         outs.append(weighted_sum(S, read[:stop]))
         given = jnp.einsum("kgts,tkgh->skgh", S, asked[start:stop], precision="highest")
         back = back.at[:stop].add(given)
@@ -239,12 +239,12 @@ def _attention(
     return _Attention(out[..., :H], back[..., :H], given.sum(-1), by_step.sum(-1), taken.sum(-1))
 
 
-def _sums(places: _Places, q, k, v, *, scale: float, window: int | None) -> tuple[Array, Moments]:
+def _sums(places: _Places, q, k, v, **how) -> tuple[Array, Moments]:
     shape, K, weight = q.shape, k.shape[2], places.real.astype(jnp.float32)
     before_rope = rotate(k.astype(jnp.float32), *places.unrotate)[0]
     q, k, v = (x[0].astype(jnp.float32) for x in (q, k, v))
     q = q * weight[:, None, None]
-    found = _attention(places, q, k, v, scale, window)
+    found = _attention(places, q, k, v, **how)
     q = q.reshape(found.out.shape)
     q, k, received = (_rotated(x, places.away) for x in (q, k, found.received))
     every = jnp.broadcast_to(weight[:, None], (len(weight), K))

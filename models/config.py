@@ -42,6 +42,9 @@ class Experts:
     shared_width: int = 0  # of an expert that every token has; 0 is none
     shared_gate: bool = False  # it has a weight of its own, a sigmoid
     dense_layers: tuple[int, ...] = ()  # those with a plain feed-forward block instead
+    bias: bool = False  # experts and router have one
+    clamp: float | None = None  # (up + 1) gate sigmoid(sharpness gate), both clamped to this first
+    sharpness: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,7 @@ class ModelConfig:
     mlp_bias: bool = False
     qk_norm: bool = False
     qk_norm_whole: bool = False  # it is taken over all heads together
+    sinks: bool = False  # every query head has a logit beside those of the tokens
     activation: Literal["silu", "gelu_pytorch_tanh"] = "silu"
     pre_norm: bool = True  # what goes into attention and feed-forward blocks is normed
     post_norm: bool = False  # what comes out of them is
@@ -114,6 +118,13 @@ class ModelConfig:
         if self.local is None:
             return ()
         return tuple(self.layer(layer).window for layer in range(self.layers))
+
+    @property
+    def up_to_window(self) -> "ModelConfig":
+        """The same without a window where all layers have it: up to there they see everything."""
+        if self.local is None or len(self.local.layers) < self.layers:
+            return self
+        return dataclasses.replace(self, context=self.local.window, local=None)
 
     def layer(self, layer: int) -> "ModelConfig":
         """The architecture of one layer: layers with equal ones share a program."""

@@ -36,7 +36,7 @@ def joined_parts(config: ModelConfig) -> dict[tuple[str, ...], list[Part]]:
     if experts is None:
         parts["mlp", "gate_up"] = _gate_up(config.mlp_width, config.mlp_bias)
         return parts
-    parts["mlp", "experts", "gate_up"] = _gate_up(experts.width, bias=False)
+    parts["mlp", "experts", "gate_up"] = _gate_up(experts.width, experts.bias)
     if experts.shared_width:
         parts["mlp", "shared", "gate_up"] = _gate_up(experts.shared_width, config.mlp_bias)
     return parts

@@ -30,7 +30,7 @@ from jkvq.models.model import load_model
 ROUNDS = 3
 
 
-def attend(q, k, v, state):
+def attend(q, k, v, state, sinks=None):
     """Causal attention that keeps nothing."""
     return jax.nn.dot_product_attention(q, k, v, is_causal=True), state
 

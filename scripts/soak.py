@@ -281,7 +281,8 @@ def serve(args: argparse.Namespace) -> None:
     thread.join()
     scheduler = server.driver.engine._scheduler
     scheduler.prefix.clear()  # what is left then is nobody's
-    print(json.dumps({"packed": scheduler.packed.used, "exact": scheduler.exact.used}))
+    pools = {name: getattr(scheduler, name).used for name in ("packed", "exact", "local")}
+    print(json.dumps(pools))
 
 
 def main() -> None:

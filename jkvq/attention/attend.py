@@ -69,13 +69,14 @@ class LayerAttention:
         k: NewHeads,
         v: NewHeads,
         groups: tuple[LayerGroup, ...],
+        sinks: Float[Array, " N"] | None = None,
     ) -> tuple[Float[Array, "B T N H"], tuple[LayerGroup, ...]]:
         """Stores k and v of a chunk in the layer, and lets its queries attend.
 
         Values come, and the output goes, in the basis of the cache (cache/basis.py).
         """
         view = LayerView(
-            groups[self.group], self.key, self.value, self.layer, self.index, self.spec
+            groups[self.group], self.key, self.value, self.layer, self.index, self.spec, sinks
         )
         if self.implementation == "reference":
             how = {"scale": self.scale, "phase": self.phase}

@@ -19,7 +19,7 @@ from jkvq.pallas_kernels.settings import write_settings
 from jkvq.pallas_kernels.triton.decode import merge_partials
 from jkvq.pallas_kernels.triton.write import writable, write
 from jkvq.pallas_kernels.types import InPages, NewHeads, WriteSide
-from jkvq.pallas_kernels.work import Span
+from jkvq.pallas_kernels.work import Span, one_each
 
 
 def attend_prefill(
@@ -42,7 +42,7 @@ def attend_prefill(
     exact = _exact_tokens(view, old, plan)
     rotated = key.rotate_queries(q, view.layer, factors)
     parts.append(prefix_attention(rotated, *pages, boundary, mean, exact, scale=scale, fused=fused))
-    return merge_all(parts)[0], storage
+    return merge_all([*parts, *view.sink_parts(q)])[0], storage
 
 
 def _exact_tokens(view: LayerView, old, plan: GroupPlan) -> ExactTokens | None:
@@ -102,6 +102,7 @@ def attend_token(
         codecs = EXACT_CODEC, EXACT_CODEC
         spans.append(Span(*exact, codecs, plan.exact.table, reads.exact, shift))
     parts = decode(queries.rotated[:, 0], spans, view.index, scale=scale, interpret=interpret)
+    parts += [one_each(*part) for part in view.sink_parts(queries.rotated[:, 0])]
     out, _ = merge_partials(parts, q.count, v.joined.dtype, interpret=interpret)
     return out[:, None], storage
 

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jkvq.attention.page_means import PageMeans
@@ -12,6 +13,7 @@ from jkvq.cache.layout import LayerGroup
 from jkvq.cache.specs.spec import CacheSpec
 from jkvq.pallas_kernels.formats.codecs import Codec
 from jkvq.pallas_kernels.formats.packed import LayerIndex
+from jkvq.pallas_kernels.reference.merge import sink_part
 from jkvq.pallas_kernels.types import Queries
 
 
@@ -28,6 +30,7 @@ class LayerView:
     layer: LayerIndex  # of the model
     index: LayerIndex  # among the layers of its group
     spec: CacheSpec  # of the layer
+    sinks: Float[Array, " N"] | None = None  # logits of its query heads beside those of tokens
 
     @property
     def codecs(self) -> tuple[Codec, Codec]:
@@ -42,6 +45,16 @@ class LayerView:
             return None
         key, value = (read_pages(x, self.index, plan.exact.table) for x in (pages.key, pages.value))
         return key, value
+
+    def sink_parts(
+        self, q: Float[Array, "*rows N H"]
+    ) -> list[tuple[Float[Array, "*rows N H"], Float[Array, "*rows N"]]]:
+        """What the sinks add to partial results of attention: one more, or nothing."""
+        if self.sinks is None:
+            return []
+        zero = self.value.zero
+        value = jnp.zeros((1, q.shape[-1])) if zero is None else zero[self.layer]
+        return [sink_part(self.sinks, value, q.shape[:-2])]
 
     def queries(self, q: Float[Array, "B T N H"]) -> Queries:
         """As they meet the layer."""

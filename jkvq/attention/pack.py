@@ -32,7 +32,7 @@ def pack_due(
         if storage.exact is None:
             groups.append(storage)
             continue
-        plan = plan_packing(group.spec, cache.sequences, count, PACK_EVERY)
+        plan = plan_packing(group, cache.sequences, count, PACK_EVERY)
         groups.append(_pack_group(storage, group, basis, plan, implementation))
     return dataclasses.replace(cache, groups=tuple(groups))
 

@@ -1,15 +1,24 @@
 """Attention over the cache in plain JAX and float32: any cache, any phase, any device."""
 
 import dataclasses
+import functools
 
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jkvq.attention.layer_view import LayerView
-from jkvq.attention.step_plan import Chunk, GroupPlan, Phase
-from jkvq.attention.store import store_chunk, write_exact, write_if_any, write_plainly
+from jkvq.attention.step_plan import Chunk, GroupPlan, Phase, Targets
+from jkvq.attention.store import (
+    Tokens,
+    WritePages,
+    store_chunk,
+    write_exact,
+    write_if_any,
+    write_plainly,
+)
 from jkvq.cache.exact_pages import seen_exactly
 from jkvq.cache.layout import LayerGroup
+from jkvq.pallas_kernels.formats.packed import Packed
 from jkvq.pallas_kernels.reference.chunk_attention import chunk_attention
 from jkvq.pallas_kernels.reference.merge import merge_all
 from jkvq.pallas_kernels.reference.paged_attention import paged_attention
@@ -22,15 +31,42 @@ def attend_plainly(
     queries = view.queries(q)
     means, q = view.page_means(queries, plan), queries.rotated
     k = view.key.enter(k, view.layer, plan.token_angles)
-    if view.spec.windowed and phase == "decode":
-        storage, parts = _token_by_exact_pages(view, q, k, v, plan, means, scale=scale)
+    packed = functools.partial(_packed, view, q, plan, means, scale=scale)
+    writes = write_if_any if view.spec.windowed else write_plainly
+    over = functools.partial(_chunk, view, q, k, v, chunk, plan, means, phase=phase, scale=scale)
+    if phase == "prefill":
+        earlier = packed(view.storage)
+        storage, parts = over(_after(earlier[0], writes))
     else:
-        storage, parts = _chunk(view, q, k, v, chunk, plan, means, phase=phase, scale=scale)
+        if view.spec.windowed and phase == "decode":
+            storage, parts = _token_by_exact_pages(view, q, k, v, plan, means, scale=scale)
+        else:
+            storage, parts = over(writes)
+        earlier = packed(storage)
+    return merge_all([*parts, earlier, *view.sink_parts(q)])[0], storage
+
+
+def _after(read: Float[Array, "B T N H"], write: WritePages) -> WritePages:
+    """Writes when pages have been read: where tokens stand that only a chunk sees, its own may go.
+
+    What goes to the padding page is taken from what was read, so that XLA keeps the order, and
+    updates pages in place.
+    """
+
+    def write_after(view: LayerView, k: Tokens, v: Tokens, to: Targets) -> tuple[Packed, Packed]:
+        real, any_token = to.real[..., None, None], read[:, :1, :1]
+        k, v = (jnp.where(real, x, any_token.astype(x.dtype)) for x in (k, v))
+        return write(view, k, v, to)
+
+    return write_after
+
+
+def _packed(view: LayerView, q, plan: GroupPlan, means, storage: LayerGroup, *, scale: float):
+    """Attention over packed tokens as they stand in a layer's storage."""
     pages = storage.key, storage.value, *view.codecs, view.index, plan.table
     shift = None if means is None else means.of_packed
     oldest = None if plan.oldest is None else plan.oldest - view.spec.sink
-    parts.append(paged_attention(q, *pages, plan.boundary, shift, oldest, scale=scale))
-    return merge_all(parts)[0], storage
+    return paged_attention(q, *pages, plan.boundary, shift, oldest, scale=scale)
 
 
 def _token_by_exact_pages(view: LayerView, q, k, v, plan: GroupPlan, means, *, scale: float):
@@ -53,7 +89,17 @@ def _in_window(
 
 
 def _chunk(
-    view: LayerView, q, k, v, chunk: Chunk, plan: GroupPlan, means, *, phase: Phase, scale: float
+    view: LayerView,
+    q,
+    k,
+    v,
+    chunk: Chunk,
+    plan: GroupPlan,
+    means,
+    writes: WritePages,
+    *,
+    phase: Phase,
+    scale: float,
 ):
     """A chunk, stored, sees itself and what is in 16-bit pages."""
     spec, parts, old = view.spec, [], view.exact_tokens(plan)
@@ -69,5 +115,4 @@ def _chunk(
         seen = _in_window(seen_exactly(spec, position, plan.boundary) & causal, position, plan)
         shift = None if means is None else means.of_tokens(position)
         parts.append(chunk_attention(q, keys, values, seen, shift, scale=scale))
-    writes = write_if_any if spec.windowed else write_plainly
     return store_chunk(view, k, v, old, plan, writes), parts

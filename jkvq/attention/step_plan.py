@@ -226,19 +226,23 @@ def _plan_group(
 ) -> GroupPlan:
     (key, _), spec = sides, group.spec
     sequences, decodes = chunk.sequences, phase == "decode"
+    pages = sequences.packed_table(group.window)
     known = chunk.position + 1 if phase != "prefill" else sequences.length[:, None]
     boundary = jnp.where(chunk.real, spec.packed(known), 0)
     exact, pack, write = None, None, None
     if spec.windowed:
         exact = _plan_exact(spec, key, chunk, decodes)
         if packs or not decodes:
-            pack = plan_packing(spec, sequences, chunk.count, chunk.position.shape[1])
+            pack = plan_packing(group, sequences, chunk.count, chunk.position.shape[1])
     if not (spec.windowed and decodes):
         end = spec.sink + spec.packed(sequences.length + chunk.count)[:, None]
         here = chunk.real & (chunk.position >= spec.sink) & (chunk.position < end)
-        write = Targets(*page_of(sequences.block_table, chunk.position, here, spec.page), here)
+        if phase == "prefill" and group.window is not None:  # what nobody after it sees has no page
+            last = (sequences.length + chunk.count)[:, None]
+            here &= chunk.position > last - group.window
+        write = Targets(*page_of(pages, chunk.position, here, spec.page), here)
     token_angles = key.angles(spec.middle(chunk.position))
-    table, wide, reads = sequences.block_table[:, spec.sink_pages :], None, None
+    table, wide, reads = pages[:, spec.sink_pages :], None, None
     if kernels is not None and decodes:
         wide = None if token_angles is None else token_angles.wide
         codecs = key.codec(0), sides[1].codec(0)
@@ -248,9 +252,10 @@ def _plan_group(
 
 
 def plan_packing(
-    spec: CacheSpec, sequences: Sequences, count: Int[Array, " B"], most: int
+    group: GroupSpec, sequences: Sequences, count: Int[Array, " B"], most: int
 ) -> PackPlan:
     """What must be packed before a sequence has ``count`` more tokens, at most ``most``."""
+    spec = group.spec
     assert sequences.exact_table is not None
     first, end = (
         spec.sink + spec.packed(length)[:, None]
@@ -261,7 +266,7 @@ def plan_packing(
     due = (position < end) & (position < sequences.length[:, None])
     source, to = (
         Targets(*page_of(table, position, due, spec.page), due)
-        for table in (sequences.exact_table, sequences.block_table)
+        for table in (sequences.exact_table, sequences.packed_table(group.window))
     )
     return PackPlan(source, to)
 

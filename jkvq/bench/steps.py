@@ -259,7 +259,8 @@ def time_prefill(llm: LLM, batch: int, context: int) -> tuple[float | None, floa
 def _prefill(llm: LLM, prompts: list[list[int]]) -> jax.Array:
     """The hidden state of the last prompt's last token, when all are stored."""
     limits = call_limits(llm, [len(prompt) + 1 for prompt in prompts])
-    scheduler, runner = Scheduler(llm.spec, limits, prefix_cache=False), Runner(llm, limits)
+    window, runner = CacheShape.of(llm.config).window, Runner(llm, limits)
+    scheduler = Scheduler(llm.spec, limits, window=window, prefix_cache=False)
     for number, prompt in enumerate(prompts):
         scheduler.submit(Scheduled(number, prompt, 1))
     hidden = None

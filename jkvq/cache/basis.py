@@ -86,6 +86,7 @@ class SideBasis:
     frequency: of the rotary pairs by which the mean of keys turns; None is a mean that stands.
     matrices: in float32, for plain JAX.
     kernel_matrices: the same as kernels take them: float16, columns as the codec stores channels.
+    zero: what a vector of zeros is in a basis that was folded into the weights; None is zeros.
     """
 
     mean: Float[Array, "L K H"] | None
@@ -96,6 +97,7 @@ class SideBasis:
     centroids: Float[Array, "L C K H"] | None
     allocation: Allocation | None  # arrays with a leading L
     spec: SideSpec = field(metadata={"static": True})
+    zero: Float[Array, "L K H"] | None = None
 
     def angles(self, middle: Int[Array, "*n"]) -> Angles | None:
         """Where means stand that turn with their pages, by the pages' middles."""

@@ -2,7 +2,8 @@
 
 Values are stored as (v - mean) R. W_v and its bias make them so, and W_o and its bias, rotated by
 R^-T, take the output back: the weights of a query add up to one, so its output is short by the
-mean exactly.
+mean exactly. Where a model has sinks, these have the rest of the weights, and read the zeros that
+they stand for as a value that is stored so.
 """
 
 import dataclasses
@@ -10,6 +11,7 @@ import functools
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float
 
 from jkvq.cache.basis import Basis, SideBasis
 from jkvq.models.config import ModelConfig
@@ -31,7 +33,10 @@ def fold_values(
         for layer in range(config.layers)
     }
     folded = dataclasses.replace(
-        basis, value=dataclasses.replace(side, mean=None, matrices=None, kernel_matrices=None)
+        basis,
+        value=dataclasses.replace(
+            side, mean=None, matrices=None, kernel_matrices=None, zero=_zeros(config, side)
+        ),
     )
     if side.mean is None and not config.v_bias:
         return config, {**params, "layers": layers}, folded
@@ -39,6 +44,13 @@ def fold_values(
     for layer in basis.exact_layers:
         layers[layer] = _with_biases(layers[layer])
     return config, {**params, "layers": layers}, folded
+
+
+def _zeros(config: ModelConfig, side: SideBasis) -> Float[Array, "L K H"] | None:
+    """What sinks read in each layer; None where that is zeros."""
+    if side.mean is None or not config.sinks:
+        return None
+    return -jnp.stack([side.entered_mean(layer, None)[0, 0] for layer in range(config.layers)])
 
 
 def _fold_layer(config: ModelConfig, layer: Params, basis: Basis, index: int) -> Params:

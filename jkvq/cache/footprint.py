@@ -3,7 +3,7 @@
 import bisect
 from dataclasses import dataclass
 
-from jkvq.cache.layout import pages_for, pages_of_window, stored_bytes
+from jkvq.cache.layout import pages_for, pages_of_local, pages_of_window, stored_bytes
 from jkvq.cache.shape import CacheShape
 from jkvq.cache.sizes import power_of_two, roomy_pool
 from jkvq.cache.specs.spec import CacheSpec
@@ -16,7 +16,7 @@ class Footprint:
     """Bytes, unless a name says otherwise."""
 
     weights: int
-    per_packed_token: float  # over all layers, keys and values
+    per_packed_token: float  # over all layers without a window, keys and values
     window: int  # of each sequence, beside its pages
     per_sequence: int  # of the stated context, in whole pages
     bits_per_element: float  # of such a sequence: everything stored counts
@@ -56,7 +56,7 @@ def footprint(
     return Footprint(
         weights=weights,
         per_packed_token=stored_bytes(spec, shape, 1, 0) / spec.page,
-        window=stored_bytes(spec, shape, 0, pages_of_window(spec)),
+        window=_window_bytes(spec, shape, 0, 1),
         per_sequence=sequence_bytes(spec, shape, context),
         bits_per_element=bits_per_element(spec, shape, context),
         cache=cache,
@@ -71,9 +71,16 @@ def pool_bytes(
 ) -> int:
     """The cache of a batch as it is allocated: pages with some to spare, windows, padding."""
     pages = batch * pages_for(context, spec)
-    windows = power_of_two(batch) * pages_of_window(spec)
     pages = roomy_pool(pages, spec.page) if spare else pages
-    return stored_bytes(spec, shape, 1 + pages, 1 + windows)
+    return _window_bytes(spec, shape, 1 + pages, power_of_two(batch), padding=1)
+
+
+def _window_bytes(
+    spec: CacheSpec, shape: CacheShape, pages: int, slots: int, *, padding: int = 0
+) -> int:
+    """So many packed pages, and the windows of so many sequences."""
+    each = pages_of_window(spec), pages_of_local(spec, shape.window)
+    return stored_bytes(spec, shape, pages, *(padding + slots * own for own in each))
 
 
 def _fitting(spec: CacheSpec, shape: CacheShape, context: int, room: int) -> int:
@@ -87,7 +94,7 @@ def _fitting(spec: CacheSpec, shape: CacheShape, context: int, room: int) -> int
 
 def _fitting_tokens(spec: CacheSpec, shape: CacheShape, room: int) -> int:
     """The tokens of the longest sequence whose cache fits, with nothing to spare."""
-    pages = max(0, room) // stored_bytes(spec, shape, 1, 0) + pages_of_window(spec)
+    pages = max(0, room) // max(1, stored_bytes(spec, shape, 1, 0)) + pages_of_window(spec)
     return bisect.bisect_right(
         range(1, pages * spec.page + 1),
         room,
@@ -97,7 +104,8 @@ def _fitting_tokens(spec: CacheSpec, shape: CacheShape, room: int) -> int:
 
 def sequence_bytes(spec: CacheSpec, shape: CacheShape, context: int) -> int:
     """Everything stored for one sequence of ``context`` tokens, between two bursts."""
-    return stored_bytes(spec, shape, pages_for(context, spec), spec.exact_pages)
+    local = min(pages_for(context, spec), pages_of_local(spec, shape.window))
+    return stored_bytes(spec, shape, pages_for(context, spec), spec.exact_pages, local)
 
 
 def bits_per_element(spec: CacheSpec, shape: CacheShape, context: int) -> float:

@@ -52,16 +52,24 @@ class Sequences:
 
     Token i of sequence b lies in page ``block_table[b, i // p]``, slot ``i % p``, where it is
     packed, and in page ``exact_table[b, i // p]``, the same slot, where it is in 16 bits. Which of
-    them it is follows from ``length`` (specs/page_rule.py); for a while it is both.
+    them it is follows from ``length`` (specs/page_rule.py); for a while it is both. Layers with a
+    window have packed pages of their own, by ``local_table``.
     """
 
     block_table: Int[Array, "B M"]
     exact_table: Int[Array, "B M"] | None  # None without windows
     length: Int[Array, " B"]  # tokens stored
+    local_table: Int[Array, "B M"] | None = None  # None without such layers
 
     def longer_by(self, count: Int[Array, " B"]) -> "Sequences":
         """With so many more tokens stored."""
         return dataclasses.replace(self, length=self.length + count)
+
+    def packed_table(self, window: int | None) -> Int[Array, "B M"]:
+        """Where layers that see so many tokens have their packed ones; None is all."""
+        table = self.block_table if window is None else self.local_table
+        assert table is not None
+        return table
 
 
 @jax.tree_util.register_dataclass
@@ -128,11 +136,16 @@ def place_of(
 
 
 def abstract_groups(
-    spec: CacheSpec, shape: CacheShape, pages: int, exact_pages: int
+    spec: CacheSpec, shape: CacheShape, pages: int, exact_pages: int, local_pages: int = 0
 ) -> tuple[LayerGroup, ...]:
     """Shapes and dtypes of everything stored: what ``empty_cache`` allocates."""
     return tuple(
-        _abstract_group(group.spec, shape._replace(layers=len(group.layers)), pages, exact_pages)
+        _abstract_group(
+            group.spec,
+            shape._replace(layers=len(group.layers)),
+            pages if group.window is None else local_pages,
+            exact_pages,
+        )
         for group in layer_groups(spec, shape.layers, shape.windows)
     )
 
@@ -167,6 +180,14 @@ def pages_of_window(spec: CacheSpec) -> int:
     return spec.exact_pages - (-(_UNSEEN - 1) // spec.page) if spec.windowed else 0
 
 
+def pages_of_local(spec: CacheSpec, window: int | None) -> int:
+    """Packed pages that a sequence has at most in layers of this window while tokens are added."""
+    if window is None:
+        return 0
+    tokens = window - 1 + _UNSEEN - (0 if spec.exact_layers else spec.recent)
+    return 1 - (-tokens // spec.page) if tokens > 0 else 0
+
+
 def first_page(spec: CacheSpec) -> int:
     """The first page of a sequence that is ever stored in the pool of packed pages."""
     return 0 if spec.exact_layers else spec.sink_pages
@@ -179,9 +200,11 @@ def pages_for(tokens: int, spec: CacheSpec) -> int:
     return -(-tokens // spec.page)
 
 
-def stored_bytes(spec: CacheSpec, shape: CacheShape, pages: int, exact_pages: int) -> int:
-    """Bytes of so many pages, over all layers."""
-    leaves = jax.tree.leaves(abstract_groups(spec, shape, pages, exact_pages))
+def stored_bytes(
+    spec: CacheSpec, shape: CacheShape, pages: int, exact_pages: int, local_pages: int = 0
+) -> int:
+    """Bytes of so many pages of each kind, over all layers that have it."""
+    leaves = jax.tree.leaves(abstract_groups(spec, shape, pages, exact_pages, local_pages))
     return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
 
 
@@ -190,13 +213,15 @@ def empty_cache(
 ) -> KVCache:
     """A cache of ``pages`` pages, the padding page among them, that stores nothing yet.
 
-    Every row has 16-bit pages of its own, which serve its recent tokens in turn.
+    Every row has 16-bit pages of its own, which serve its recent tokens in turn. Layers with a
+    window keep what they no longer see: their pages are those of the table too.
     """
     rows, columns = block_table.shape
-    groups = empty_groups(spec, shape, pages, 1 + rows * pages_of_window(spec))
+    groups = empty_groups(spec, shape, pages, 1 + rows * pages_of_window(spec), pages)
     exact_table = jax.device_put(pages_in_turn(spec, rows, columns)) if spec.windowed else None
     length = jax.device_put(np.zeros(rows, np.int32))
-    return KVCache(groups, Sequences(block_table, exact_table, length), spec, shape.windows)
+    local = None if shape.window is None else block_table
+    return KVCache(groups, Sequences(block_table, exact_table, length, local), spec, shape.windows)
 
 
 def pages_in_turn(spec: CacheSpec, rows: int, columns: int) -> Int[np.ndarray, "rows columns"]:
@@ -223,14 +248,14 @@ def table_columns(tokens: int, spec: CacheSpec) -> int:
 
 
 # One program, and not one for each shape
-@functools.partial(jax.jit, static_argnums=range(4))
+@functools.partial(jax.jit, static_argnums=range(5))
 def empty_groups(
-    spec: CacheSpec, shape: CacheShape, pages: int, exact_pages: int
+    spec: CacheSpec, shape: CacheShape, pages: int, exact_pages: int, local_pages: int = 0
 ) -> tuple[LayerGroup, ...]:
     """Pools of so many pages that store nothing yet."""
     return jax.tree.map(
         lambda leaf: jnp.zeros(leaf.shape, leaf.dtype),
-        abstract_groups(spec, shape, pages, exact_pages),
+        abstract_groups(spec, shape, pages, exact_pages, local_pages),
     )
 
 

@@ -34,5 +34,10 @@ class CacheShape(NamedTuple):
         return cls(config.layers, config.kv_heads, config.head_dim, config.windows)
 
     @property
+    def window(self) -> int | None:
+        """The tokens that local layers see, the most where they differ; None without such."""
+        return max((window for window in self.windows if window is not None), default=None)
+
+    @property
     def elements_per_token(self) -> int:
         return 2 * self.layers * self.kv_heads * self.head_dim

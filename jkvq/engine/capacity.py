@@ -6,7 +6,13 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
-from jkvq.cache.layout import pages_for, pages_of_window, stored_bytes, table_columns
+from jkvq.cache.layout import (
+    pages_for,
+    pages_of_local,
+    pages_of_window,
+    stored_bytes,
+    table_columns,
+)
 from jkvq.cache.shape import CacheShape
 from jkvq.cache.sizes import power_of_two, roomy_pool
 from jkvq.llm import LLM
@@ -49,24 +55,27 @@ def engine_limits(
     rows = whole("prefill_rows", prefill_rows, 1, 64, "prompts per prefill step, 1 to 64")
     spec, shape = llm.spec, CacheShape.of(llm.config)
     exact = slots * pages_of_window(spec) + _TAILS * (spec.recent // spec.page)
+    local = (slots + _TAILS) * pages_of_local(spec, shape.window)
     if pages is not None:
         pages = whole("pages", pages, 1, INT32, f"pages of {spec.page} tokens, 1 or more")
     else:
         pages = slots * pages_for(llm.config.context, spec)
         free = free_bytes()
         if free is not None:
-            room = memory * free - stored_bytes(spec, shape, 1, 1 + exact)
-            fit = int(room // stored_bytes(spec, shape, 1, 0))
-            if fit < 1:
+            windows = stored_bytes(spec, shape, 1, 1 + exact, 1 + local)
+            page = stored_bytes(spec, shape, 1, 0)  # 0 where all layers have a window
+            if windows + page > memory * free:
                 raise UserError(
-                    f"the 16-bit windows of {slots} sequences alone need "
-                    f"{format_bytes(stored_bytes(spec, shape, 1, 1 + exact))}, and {memory:.0%} of "
-                    f"the free memory is {format_bytes(memory * free)}: give fewer slots"
+                    f"the windows of {slots} sequences alone need {format_bytes(windows + page)}, "
+                    f"and {memory:.0%} of the free memory is {format_bytes(memory * free)}: give "
+                    "fewer slots"
                 )
-            pages = min(pages, _round_down(fit))
+            pages = min(
+                pages, _round_down(int((memory * free - windows) // page)) if page else pages
+            )
         if llm.pool_tokens is not None:
             pages = min(pages, max(1, llm.pool_tokens // spec.page))
-    return _limits(llm, slots, 1 + pages, 1 + exact, llm.config.context, rows)
+    return _limits(llm, slots, (1 + pages, 1 + exact, 1 + local), llm.config.context, rows)
 
 
 def serving_limits(llm: LLM, memory: float, slots: int | None) -> Limits:
@@ -88,8 +97,9 @@ def call_limits(llm: LLM, lengths: Sequence[int]) -> Limits:
     spec, shape, slots = llm.spec, CacheShape.of(llm.config), power_of_two(len(lengths))
     need = [pages_for(length, spec) for length in lengths]
     page = stored_bytes(spec, shape, 1, 0)
-    window = stored_bytes(spec, shape, 0, pages_of_window(spec))
-    padding = stored_bytes(spec, shape, 1, 1)
+    local = pages_of_local(spec, shape.window)
+    window = stored_bytes(spec, shape, 0, pages_of_window(spec), local)
+    padding = stored_bytes(spec, shape, 1, 1, 1)
     if llm.pool_tokens is not None:
         room = llm.pool_tokens // spec.page * page
         what = f"the pool of {llm.pool_tokens} tokens"
@@ -107,17 +117,20 @@ def call_limits(llm: LLM, lengths: Sequence[int]) -> Limits:
             f"{format_bytes(max(room, 0))}: {fit} of them would fit; give fewer or shorter "
             "prompts, or a smaller max_new_tokens"
         )
-    spare = math.inf if room == math.inf else (room - sum(cost)) // page
+    spare = math.inf if room == math.inf or not page else (room - sum(cost)) // page
     pages = 1 + int(min(roomy_pool(sum(need), spec.page), sum(need) + spare))
-    exact = 1 + slots * pages_of_window(spec)
-    return _limits(llm, slots, pages, exact, max(lengths), _ROWS)
+    windows = 1 + slots * pages_of_window(spec), 1 + slots * local
+    return _limits(llm, slots, (pages, *windows), max(lengths), _ROWS)
 
 
-def _limits(llm: LLM, slots: int, pages: int, exact: int, longest: int, rows: int) -> Limits:
+def _limits(llm: LLM, slots: int, pages: tuple[int, int, int], longest: int, rows: int) -> Limits:
+    """With so many packed pages, 16-bit pages, and pages of local layers."""
+    packed, exact, local = pages
     return Limits(
         slots=slots,
-        pages=pages,
+        pages=packed,
         exact_pages=exact,
+        local_pages=local,
         columns=table_columns(longest, llm.spec),
         chunks=_here(_CHUNKS),
         rows=rows,
@@ -128,11 +141,14 @@ def _limits(llm: LLM, slots: int, pages: int, exact: int, longest: int, rows: in
 
 def pools_bytes(llm: LLM, limits: Limits) -> int:
     """Bytes of the pools of an engine."""
-    return stored_bytes(llm.spec, CacheShape.of(llm.config), limits.pages, limits.exact_pages)
+    pages = limits.pages, limits.exact_pages, limits.local_pages
+    return stored_bytes(llm.spec, CacheShape.of(llm.config), *pages)
 
 
-def page_bytes(llm: LLM) -> tuple[int, int, int]:
+def page_bytes(llm: LLM) -> tuple[int, int, int, int]:
     """Bytes of a page of each pool, and of as many tokens in a cache of 16 bits."""
     spec, shape = llm.spec, CacheShape.of(llm.config)
-    packed, exact = stored_bytes(spec, shape, 1, 0), stored_bytes(spec, shape, 0, 1)
-    return packed, exact, 2 * spec.page * shape.elements_per_token
+    packed, exact, local = (
+        stored_bytes(spec, shape, *pages) for pages in ((1, 0, 0), (0, 1, 0), (0, 0, 1))
+    )
+    return packed, exact, local, 2 * spec.page * shape.elements_per_token

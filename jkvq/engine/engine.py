@@ -16,6 +16,7 @@ import numpy as np
 from jaxtyping import Int
 
 from jkvq.cache.layout import table_columns
+from jkvq.cache.shape import CacheShape
 from jkvq.engine.capacity import engine_limits, page_bytes, pools_bytes
 from jkvq.engine.detokenize import TextStream
 from jkvq.engine.drawing.adjust import all_allowed
@@ -44,8 +45,8 @@ _LONG = {"cpu": 4, "gpu": 8}
 class Stats:
     """What an engine holds now, and what it has done since it was made.
 
-    pages, exact_pages: in use and in all, of the packed pool and of the 16-bit pool; stored prompts
-        that nobody reads count as used.
+    pages, exact_pages, local_pages: in use and in all, of the packed pool, of the 16-bit pool and
+        of that of layers with a window; stored prompts that nobody reads count as used.
     used_bytes: of the pages in use.
     bf16_bytes: what a cache of 16 bits would take for the tokens of these pages, at least.
     """
@@ -55,6 +56,7 @@ class Stats:
     slots: int
     pages: tuple[int, int]
     exact_pages: tuple[int, int]
+    local_pages: tuple[int, int]
     pool_bytes: int
     used_bytes: int
     bf16_bytes: int
@@ -117,7 +119,8 @@ class Engine:
 
     def _set_up(self, llm: LLM, limits: Limits, prefix_cache: bool) -> None:
         self.llm = llm
-        self._scheduler = Scheduler(llm.spec, limits, prefix_cache=prefix_cache)
+        window = CacheShape.of(llm.config).window
+        self._scheduler = Scheduler(llm.spec, limits, window=window, prefix_cache=prefix_cache)
         self._runner = Runner(llm, limits)
         self._pool_bytes, self._page_bytes = pools_bytes(llm, limits), page_bytes(llm)
         self._handles: dict[int, Handle] = {}  # of requests that have not ended, by their number
@@ -156,15 +159,17 @@ class Engine:
     def stats(self) -> Stats:
         with self._lock:
             scheduler, limits = self._scheduler, self._scheduler.limits
-            packed, exact, plain = self._page_bytes
+            *each, plain = self._page_bytes
+            pools = scheduler.packed, scheduler.exact, scheduler.local
             return Stats(
                 running=len(scheduler.running),
                 waiting=len(scheduler.waiting),
                 slots=limits.slots,
                 pages=(scheduler.packed.used, limits.pages - 1),
                 exact_pages=(scheduler.exact.used, limits.exact_pages - 1),
+                local_pages=(scheduler.local.used, limits.local_pages - 1),
                 pool_bytes=self._pool_bytes,
-                used_bytes=scheduler.packed.used * packed + scheduler.exact.used * exact,
+                used_bytes=sum(pool.used * x for pool, x in zip(pools, each, strict=True)),
                 bf16_bytes=scheduler.held_pages * plain,
                 prefilled_tokens=self._prefilled,
                 cached_tokens=self._cached,

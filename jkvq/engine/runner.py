@@ -44,7 +44,8 @@ class Runner:
     def __init__(self, llm: LLM, limits: Limits):
         self._llm, self._limits = llm, limits
         shape, slots = CacheShape.of(llm.config), limits.slots
-        self._groups = empty_groups(llm.spec, shape, limits.pages, limits.exact_pages)
+        pages = limits.pages, limits.exact_pages, limits.local_pages
+        self._groups = empty_groups(llm.spec, shape, *pages)
         self._length: Int[Array, " B"] = jax.device_put(np.zeros(slots, np.int32))
         self._state = _state(llm, [None] * slots)
         self._starts: list[Start | None] = [None] * slots  # of who is in a slot, or was
@@ -57,7 +58,7 @@ class Runner:
         llm, rows = self._llm, self._limits.padded_rows(len(group), width)
         columns = table_columns(max(chunk.end for chunk in group), llm.spec)
         tokens, count = np.zeros((rows, width), np.int32), np.zeros(rows, np.int32)
-        tables, length = np.zeros((2, rows, columns), np.int32), np.zeros(rows, np.int32)
+        tables, length = np.zeros((3, rows, columns), np.int32), np.zeros(rows, np.int32)
         for row, (sequence, start, end, own) in enumerate(group):
             tokens[row, : end - start], count[row] = sequence.prompt[start:end], end - start
             width_of_own = min(columns, own.shape[1])
@@ -100,7 +101,7 @@ class Runner:
 
     def burst(
         self,
-        tables: Int[np.ndarray, "2 B M"],
+        tables: Int[np.ndarray, "3 B M"],
         keep: Bool[np.ndarray, " B"],
         known: Int[np.ndarray, "B BURST"],
         steps: int,
@@ -135,11 +136,16 @@ class Runner:
             self._state = dataclasses.replace(self._state, adjust=nobody)
         return self._state.adjust is not None
 
-    def _cache(self, tables: Int[np.ndarray, "2 B M"], length: Int[Array, " B"]) -> KVCache:
+    def _cache(self, tables: Int[np.ndarray, "3 B M"], length: Int[Array, " B"]) -> KVCache:
         """The pools under the tables of some sequences."""
         spec, windows = self._llm.spec, self._llm.config.windows
-        packed, exact = (jax.device_put(table.copy()) for table in tables)
-        sequences = Sequences(packed, exact if spec.windowed else None, length)
+        has = True, spec.windowed, bool(windows)
+        packed, exact, local = (
+            jax.device_put(table.copy()) if there else None
+            for table, there in zip(tables, has, strict=True)
+        )
+        assert packed is not None
+        sequences = Sequences(packed, exact, length, local)
         return KVCache(self._groups, sequences, spec, windows)
 
 

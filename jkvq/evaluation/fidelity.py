@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from jkvq.evaluation.reconstruct import (
     LayerReconstruction,
@@ -29,6 +29,7 @@ from jkvq.models.decoder import embed, run_layer
 from jkvq.models.model import Model
 from jkvq.pallas_kernels.reference.chunk_attention import chunk_attention
 from jkvq.pallas_kernels.reference.dense_attention import softmax
+from jkvq.pallas_kernels.reference.merge import merge_all, sink_part
 from jkvq.pallas_kernels.rotary import angles, rotated_dots
 from jkvq.support.errors import UserError
 from jkvq.support.progress import count_bar
@@ -89,8 +90,9 @@ def fidelity(
                 layer = cache.layer(index)
                 attend = _Lossy(layer, position, **how)
                 lossy[name], _ = run_layer(own, params, lossy[name], rotary, attend, None)
-                weight = params["attention"]["o"]["weight"]
-                errors = _attention_errors(layer, weight, *qkv, **how)
+                attention = params["attention"]
+                weights = attention["o"]["weight"], attention.get("sinks")
+                errors = _attention_errors(layer, *weights, *qkv, **how)
                 errors["rope_score"] = _rope_score(own, layer, *qkv)
                 errors["hidden"] = _hidden_error(exact.total, lossy[name].total)
                 found[name].append(Fidelity(**{key: float(x) for key, x in errors.items()}))
@@ -107,13 +109,16 @@ class _Exact:
     scale: float = field(metadata={"static": True})
     window: int | None = field(metadata={"static": True})
 
-    def __call__(self, q, k, v, state):
+    def __call__(self, q, k, v, state, sinks=None):
         del state
         q, k, v = (heads.finished for heads in (q, k, v))
 
         def exact(q, position):
             seen = causal(position, k.shape[1], self.window)[None]
-            return chunk_attention(q[None], k, v, seen, scale=self.scale)[0][0]
+            parts = [chunk_attention(q[None], k, v, seen, scale=self.scale)]
+            if sinks is not None:
+                parts.append(sink_part(sinks, jnp.zeros((1, q.shape[-1])), (1, len(q))))
+            return merge_all(parts)[0][0]
 
         out = in_blocks(exact, q[0], self.position).reshape(-1, *q.shape[2:])[: q.shape[1]]
         return out[None].astype(q.dtype), (q[0], k[0], v[0])
@@ -129,9 +134,9 @@ class _Lossy:
     scale: float = field(metadata={"static": True})
     window: int | None = field(metadata={"static": True})
 
-    def __call__(self, q, k, v, state):
+    def __call__(self, q, k, v, state, sinks=None):
         q, k, v = (heads.finished for heads in (q, k, v))
-        how = {"scale": self.scale, "window": self.window}
+        how = {"scale": self.scale, "window": self.window, "sinks": sinks}
         out = attend_reconstructed(self.kept, q[0], k[0], v[0], self.position, **how)
         return out[None].astype(q.dtype), state
 
@@ -140,6 +145,7 @@ class _Lossy:
 def _attention_errors(
     kept: LayerReconstruction,
     out_weight: Float[Array, "D E"],
+    sinks: Float[Array, " N"] | None,
     q: Float[Array, "T N H"],
     k: Float[Array, "T K H"],
     v: Float[Array, "T K H"],
@@ -158,9 +164,11 @@ def _attention_errors(
         true = scores(q, k, k, key_coded)
         read = scores(q, windowed[0], coded[0], key_coded)
         counted = (seen & real[:, None])[None, None]
-        weights, logs = _log_softmax(scale * true, seen)
-        read_weights, read_logs = _log_softmax(scale * read, seen)
-        kl = jnp.where(counted, weights * (logs - read_logs), 0.0).sum(-1)
+        weights, lse = softmax(scale * true, seen, sinks)
+        read_weights, read_lse = softmax(scale * read, seen, sinks)
+        # Weights add up to one, with the sink's, whose logit is the same in both.
+        kl = jnp.where(counted, weights * scale * (true - read), 0.0).sum(-1)
+        kl += jnp.where(real[None, None], read_lse - lse, 0.0)
         full = (real & (position >= _TOP - 1))[None, None]  # ten tokens are seen
         top, read_top = (jax.lax.top_k(w, _TOP)[1] for w in (weights, read_weights))
         kept_top = (top[..., None] == read_top[..., None, :]).any(-1).mean(-1)
@@ -183,12 +191,6 @@ def _attention_errors(
     sums = in_blocks(block, q, jnp.arange(T, dtype=jnp.int32))
     errors = {name: a.sum() / b.sum().astype(jnp.float32) for name, (a, b) in sums.items()}
     return errors | {"key": _relative(k, coded[0]), "value": _relative(v, coded[1])}
-
-
-def _log_softmax(logits: Float[Array, "K G T S"], seen: Bool[Array, "T S"]):
-    """(weights, their logarithms), both 0 where nothing is seen."""
-    weights, lse = softmax(logits, seen)
-    return weights, jnp.where(seen[None, None], logits - lse[..., None], 0.0)
 
 
 @functools.partial(jax.jit, static_argnames="config")

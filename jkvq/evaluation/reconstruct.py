@@ -156,6 +156,7 @@ def attend_reconstructed(
     *,
     scale: float,
     window: int | None = None,
+    sinks: Float[Array, " N"] | None = None,
 ) -> Float[Array, "T N H"]:
     """Attention of queries over tokens 0 to S - 1, each query reading them as the cache would."""
     keys, values = zip(layer.windowed(k, v), layer.coded(k, v), strict=True)
@@ -163,7 +164,7 @@ def attend_reconstructed(
     def attend(q, position):
         key_coded, value_coded = layer.reads_coded(position, len(k))
         logits = scale * scores(q, *keys, key_coded)
-        weights, _ = softmax(logits, causal(position, len(k), window))
+        weights, _ = softmax(logits, causal(position, len(k), window), sinks)
         return mix(weights, *values, value_coded)
 
     return in_blocks(attend, q, position).reshape(-1, *q.shape[1:])[: len(q)]

@@ -135,7 +135,7 @@ class _OverKept:
     scale: float = field(metadata={"static": True})
     window: int | None = field(metadata={"static": True})
 
-    def __call__(self, q, new_k, new_v, before):
+    def __call__(self, q, new_k, new_v, before, sinks=None):
         q, new_k, new_v = (heads.finished for heads in (q, new_k, new_v))
         k, v = (
             jax.lax.dynamic_update_slice(
@@ -144,7 +144,7 @@ class _OverKept:
             for old, new in zip(before, (new_k, new_v), strict=True)
         )
         position = self.length + jnp.arange(q.shape[1], dtype=jnp.int32)
-        how = {"scale": self.scale, "window": self.window}
+        how = {"scale": self.scale, "window": self.window, "sinks": sinks}
         out = attend_reconstructed(self.kept, q[0], k[self.layer], v[self.layer], position, **how)
         return out[None].astype(q.dtype), (k, v)
 

@@ -115,8 +115,9 @@ def _too_much(model: Model, cached: LLM, tokens: int) -> str | None:
         stored_bytes(
             spec,
             CacheShape.of(model.config),
-            pages_for(tokens, spec) + 2,
+            pages := pages_for(tokens, spec) + 2,
             1 + pages_of_window(spec),
+            pages,
         )
         for spec in (parse_spec(PLAIN_CACHE), cached.spec)
     )

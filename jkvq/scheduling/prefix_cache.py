@@ -2,9 +2,9 @@
 
 A chunk's keys and values depend on it and on all before it, for prompts are cut at the same places
 in whatever company. So a chunk is named by all tokens up to its end, and whoever begins with those
-reads its pages instead of making them again. With 16-bit windows the end of a chunk has a *tail*:
-the 16-bit pages that a reader there still needs. They are kept beside the packed pages, and are the
-first to go.
+reads its pages instead of making them again. With windows the end of a chunk has a *tail*: the
+pages of them (window.py) that a reader there still needs. They are kept beside the packed pages,
+and are the first to go.
 """
 
 from collections import OrderedDict
@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from jkvq.scheduling.page_pool import PagePool
+
+Tail = Sequence[Mapping[int, int]]  # of each window
 
 
 @dataclass(eq=False)
@@ -21,15 +23,15 @@ class Entry:
     name: bytes
     parent: "Entry | None"
     packed: Mapping[int, int]
-    exact: Mapping[int, int] | None  # all that a reader needs there; None when they are gone
+    tail: Tail | None  # all that a reader needs there; None when it is gone
     children: int = field(default=0)
 
 
 class PrefixCache:
-    """Owns pages of both pools for chunks that nobody may be reading now."""
+    """Owns pages of all pools for chunks that nobody may be reading now."""
 
-    def __init__(self, packed: PagePool, exact: PagePool):
-        self._packed, self._exact = packed, exact
+    def __init__(self, packed: PagePool, windows: Sequence[PagePool]):
+        self._packed, self._windows = packed, windows
         self._entries: OrderedDict[bytes, Entry] = OrderedDict()  # the oldest first
         self._tails: OrderedDict[bytes, Entry] = OrderedDict()
         self.evicted = 0
@@ -44,7 +46,7 @@ class PrefixCache:
             if name not in self._entries:
                 break
             chain.append(self._entries[name])
-        while chain and chain[-1].exact is None:
+        while chain and chain[-1].tail is None:
             chain.pop()
         for entry in reversed(chain):  # so that a chunk is never older than those after it
             self._entries.move_to_end(entry.name)
@@ -52,15 +54,13 @@ class PrefixCache:
             self._tails.move_to_end(chain[-1].name)
         return chain
 
-    def add(
-        self, names: Sequence[bytes], packed: Mapping[int, int], exact: Mapping[int, int]
-    ) -> None:
+    def add(self, names: Sequence[bytes], packed: Mapping[int, int], tail: Tail) -> None:
         """Keeps the last of these chunks, of whose pages all are given; its parents are kept."""
         name = names[-1]
         known = self._entries.get(name)
         if known is not None:
-            if known.exact is None:
-                self._keep_tail(known, exact)
+            if known.tail is None:
+                self._keep_tail(known, tail)
             return
         parent = self._entries.get(names[-2]) if len(names) > 1 else None
         if len(names) > 1 and parent is None:
@@ -77,11 +77,12 @@ class PrefixCache:
             parent.children += 1
         for each in reversed([self._entries[name] for name in names]):
             self._entries.move_to_end(each.name)
-        self._keep_tail(entry, exact)
+        self._keep_tail(entry, tail)
 
-    def _keep_tail(self, entry: Entry, exact: Mapping[int, int]) -> None:
-        entry.exact = dict(exact)
-        self._exact.hold(entry.exact.values())
+    def _keep_tail(self, entry: Entry, tail: Tail) -> None:
+        entry.tail = tail
+        for pool, pages in zip(self._windows, tail, strict=True):
+            pool.hold(pages.values())
         self._tails[entry.name] = entry
 
     def make_room(self, pages: int) -> bool:
@@ -95,11 +96,10 @@ class PrefixCache:
                 self._evict(entry)
         return self._packed.free >= pages
 
-    def make_exact_room(self, pages: int) -> bool:
-        """Lets go of tails until so many 16-bit pages are free, if that is possible."""
-        while self._exact.free < pages and self._tails:
+    def make_window_room(self, pool: PagePool) -> None:
+        """Lets go of tails until a page of a window's pool is free, if that is possible."""
+        while not pool.free and self._tails:
             self._drop_tail(next(iter(self._tails.values())))
-        return self._exact.free >= pages
 
     def clear(self) -> None:
         """Lets go of everything."""
@@ -115,7 +115,8 @@ class PrefixCache:
         self.evicted += 1
 
     def _drop_tail(self, entry: Entry) -> None:
-        if entry.exact is not None:
-            self._exact.drop(entry.exact.values())
-            entry.exact = None
+        if entry.tail is not None:
+            for pool, pages in zip(self._windows, entry.tail, strict=True):
+                pool.drop(pages.values())
+            entry.tail = None
             del self._tails[entry.name]

@@ -21,6 +21,7 @@ from jkvq.cache.specs.spec import CacheSpec
 from jkvq.scheduling.page_pool import PagePool
 from jkvq.scheduling.prefix_cache import PrefixCache
 from jkvq.scheduling.sequence import Sequence, chunk_names
+from jkvq.scheduling.window import Held, Window
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,8 @@ class Limits:
     """The sizes of an engine.
 
     slots: sequences that run at once.
-    pages, exact_pages: of the two pools, the page that takes padding among them.
+    pages, exact_pages, local_pages: of the pools, the page that takes padding among them: packed
+        pages, 16-bit pages, and packed pages of layers that see the latest tokens only.
     columns: of a block table: pages of the longest sequence.
     chunks: tokens of a prompt that are stored at once, the widths that there are programs for;
         prompts are cut at multiples of the largest.
@@ -45,6 +47,7 @@ class Limits:
     rows: int
     tick_tokens: int
     row_step: int = 2
+    local_pages: int = 1
 
     def rows_of(self, width: int) -> int:
         """Prompts at most that one program takes a chunk of this width of."""
@@ -64,7 +67,7 @@ class Chunk(NamedTuple):
     sequence: Sequence
     start: int
     end: int
-    tables: Int[np.ndarray, "2 M"]  # packed pages, 16-bit pages
+    tables: Int[np.ndarray, "3 M"]  # packed pages, 16-bit pages, packed pages of local layers
 
     @property
     def last(self) -> bool:
@@ -81,19 +84,43 @@ class Plan(NamedTuple):
 class Scheduler:
     """Sequences that wait and run, and their pages."""
 
-    def __init__(self, spec: CacheSpec, limits: Limits, *, prefix_cache: bool = True):
+    def __init__(
+        self,
+        spec: CacheSpec,
+        limits: Limits,
+        *,
+        window: int | None = None,
+        prefix_cache: bool = True,
+    ):
+        """``window``: the tokens that local layers see; None without such layers."""
         self._spec, self.limits = spec, limits
-        self._page, self._windowed, self._first = spec.page, spec.windowed, first_page(spec)
+        self._page, self._first = spec.page, first_page(spec)
         self._keeps_all = not spec.windowed or bool(spec.exact_layers)
         self.packed, self.exact = PagePool(limits.pages), PagePool(limits.exact_pages)
-        self.prefix = PrefixCache(self.packed, self.exact)
+        self.local = PagePool(limits.local_pages)
+        # The pages of each slot's sequence, by their numbers in it: of one pool and the others
+        self.tables = np.full((3, limits.slots, limits.columns), PADDING_PAGE, np.int32)
+        self._windows = self._make_windows(window)
+        self.prefix = PrefixCache(self.packed, [each.pool for each in self._windows])
         self._keeps = prefix_cache
         self.waiting: list[Sequence] = []  # the oldest first
         self.running: list[Sequence] = []
         self._slots = list(range(limits.slots))
-        # The pages of each slot's sequence, by their numbers in it: of one pool and the other
-        self.tables = np.full((2, limits.slots, limits.columns), PADDING_PAGE, np.int32)
         self.preempted = 0
+
+    def _make_windows(self, local: int | None) -> list[Window]:
+        """16-bit pages, and those of local layers, where there are any."""
+        spec, found = self._spec, []
+        if spec.windowed:
+            sinks, last = spec.sink_pages, lambda tokens: -(-tokens // spec.page)
+            own = self.exact, self.tables[1], spec.page
+            found.append(Window(*own, spec.recent, sinks, sinks, last))
+        if local is not None:
+            first, own = self._first, (self.local, self.tables[2], spec.page)
+            found.append(
+                Window(*own, local - 1, first, 0, lambda tokens: first + self._pages(tokens))
+            )
+        return found
 
     @property
     def most_tokens(self) -> int:
@@ -115,8 +142,10 @@ class Scheduler:
         alone = {
             page
             for each in self.running
-            for number, page in each.exact.items()
-            if not self._first <= number < self._first + len(each.packed)
+            for window, held in zip(self._windows, each.held, strict=True)
+            for number, page in held.pages.items()
+            if window.pool is self.exact
+            and not self._first <= number < self._first + len(each.packed)
         }
         return self.packed.used + len(alone)
 
@@ -139,10 +168,8 @@ class Scheduler:
     def advance(self, sequence: Sequence, drawn: int) -> None:
         """Notes that so many more tokens were drawn, and lets go of pages that nobody reads now."""
         sequence.read += drawn
-        if self._windowed and (stored := sequence.least) >= sequence.drops_at:
-            behind, sinks = self._first_exact(stored), self._spec.sink_pages
-            self._drop_exact(sequence, [n for n in sequence.exact if sinks <= n < behind])
-            sequence.drops_at = (behind + 1) * self._page + self._spec.recent
+        for window, held in zip(self._windows, sequence.held, strict=True):
+            window.advance(held, sequence.slot, sequence.least)
 
     def plan(self, steps: int) -> Plan:
         """The next tick, with a burst of up to ``steps`` tokens."""
@@ -174,7 +201,9 @@ class Scheduler:
             table[self._first + len(sequence.packed)] = page = self.packed.take()
             sequence.packed.append(page)
         if sequence.state == "decode":
-            self._take_exact(sequence, range(sequence.exact_end, -(-end // self._page)))
+            for window, held in zip(self._windows, sequence.held, strict=True):
+                first = max(held.end, window.first(sequence.least))
+                self._take(window, sequence, held, range(first, window.last(end)))
         sequence.granted = end
         return True
 
@@ -196,33 +225,8 @@ class Scheduler:
             self._preempt(youngest)
         return True
 
-    def _first_exact(self, tokens: int) -> int:
-        """The first page behind the sink that is read in 16 bits with so many tokens stored."""
-        return (self._spec.sink + self._spec.packed(tokens)) // self._page
-
-    def _exact_numbers(self, stored: int, end: int) -> list[int]:
-        """Pages of a sequence that must be in 16 bits while it grows."""
-        if not self._windowed:
-            return []
-        last = -(-end // self._page)
-        sink = range(min(self._spec.sink_pages, last))
-        return [*sink, *range(self._first_exact(stored), last)]
-
-    def _take_exact(self, sequence: Sequence, numbers: Iterable[int]) -> None:
-        """16-bit pages for these pages of a sequence, where it has none."""
-        table = self.tables[1, sequence.slot]
-        for number in numbers if self._windowed else ():
-            if number not in sequence.exact:
-                if not self.exact.free:
-                    self.prefix.make_exact_room(1)  # there is a window for every slot
-                table[number] = sequence.exact[number] = self.exact.take()
-            sequence.exact_end = number + 1
-
-    def _drop_exact(self, sequence: Sequence, numbers: Iterable[int]) -> None:
-        table = self.tables[1, sequence.slot]
-        for number in numbers:
-            self.exact.drop_one(sequence.exact.pop(number))
-            table[number] = PADDING_PAGE
+    def _take(self, window: Window, sequence: Sequence, held: Held, numbers: Iterable[int]) -> None:
+        window.take(held, sequence.slot, numbers, self.prefix.make_window_room)
 
     def _admit(self, steps: int) -> None:
         """Lets the oldest waiting sequences run while there are slots and pages for them."""
@@ -235,19 +239,28 @@ class Scheduler:
             if len(chain) < len(names) and self._is_coming(names[len(chain)]):
                 return  # soon it need not be computed again
             shared = [page for entry in chain for page in entry.packed.values()]
-            tail = dict(chain[-1].exact or {}) if chain else {}
+            tail = chain[-1].tail if chain else None
+            held = [Held(dict(pages)) for pages in tail or [{} for _ in self._windows]]
             self.packed.hold(shared)
-            self.exact.hold(tail.values())
+            self._hold(held)
             end = self._to_page_end(sequence, len(sequence.prompt) + steps)
             need = self._pages(end) - len(shared)
             # A page for each that runs: who comes shall not be sent away at the next burst.
             if not self.prefix.make_room(need + len(self.running)):
                 self.packed.drop(shared)
-                self.exact.drop(tail.values())
+                self._let_go(held)
                 return
             self.waiting.pop(0)
-            self._start(sequence, shared, tail, len(chain) * self.limits.chunks[-1])
+            self._start(sequence, shared, held, len(chain) * self.limits.chunks[-1])
             self._grant(sequence, end)
+
+    def _hold(self, held: list[Held]) -> None:
+        for window, own in zip(self._windows, held, strict=True):
+            window.pool.hold(own.pages.values())
+
+    def _let_go(self, held: list[Held]) -> None:
+        for window, own in zip(self._windows, held, strict=True):
+            window.pool.drop(own.pages.values())
 
     def _is_coming(self, name: bytes) -> bool:
         """Whether a chunk is about to be stored for another sequence."""
@@ -258,13 +271,14 @@ class Scheduler:
             if each.state == "prefill"
         )
 
-    def _start(self, sequence: Sequence, shared: list[int], tail: dict[int, int], stored: int):
+    def _start(self, sequence: Sequence, shared: list[int], held: list[Held], stored: int):
         sequence.state, sequence.slot = "prefill", heapq.heappop(self._slots)
         sequence.stored = sequence.cached = stored
-        sequence.packed, sequence.exact = shared, tail
+        sequence.packed, sequence.held = shared, held
         first = self._first
         self.tables[0, sequence.slot, first : first + len(shared)] = shared
-        self.tables[1, sequence.slot, list(tail)] = list(tail.values())
+        for window, own in zip(self._windows, held, strict=True):
+            window.table[sequence.slot, list(own.pages)] = list(own.pages.values())
         bisect.insort(self.running, sequence, key=lambda each: each.number)
 
     def _cut(self, steps: int) -> Iterator[list[Chunk]]:
@@ -292,13 +306,15 @@ class Scheduler:
         start, end = sequence.stored, sequence.stored + self._next(sequence)
         sequence.stored = end
         last = end == len(sequence.prompt)
+        read, grown = self.tables[:, sequence.slot].copy(), sequence.granted if last else end
+        for window, held in zip(self._windows, sequence.held, strict=True):
+            needed = set(window.numbers(end, end))
+            past = [number for number in held.pages if number not in needed]
+            window.drop(held, sequence.slot, past)
+            self._take(window, sequence, held, window.numbers(end, grown))
         # Pages that the chunk reads and nobody after it: it reads them before it writes any.
-        needed = set(self._exact_numbers(end, end))
-        past = {number: page for number, page in sequence.exact.items() if number not in needed}
-        self._drop_exact(sequence, list(past))
-        self._take_exact(sequence, self._exact_numbers(end, sequence.granted if last else end))
-        tables = self.tables[:, sequence.slot].copy()
-        tables[1, list(past)] = list(past.values())
+        tables = self.tables[:, sequence.slot]
+        tables = np.where(tables == PADDING_PAGE, read, tables)
         if self._keeps and end % self.limits.chunks[-1] == 0:
             self._keep(sequence, end)
         if last:
@@ -309,8 +325,11 @@ class Scheduler:
         """Lets others begin with what is stored of a prompt."""
         names = sequence.chunks[: end // self.limits.chunks[-1]]
         packed = dict(enumerate(sequence.packed[: self._pages(end)], self._first))
-        exact = {number: sequence.exact[number] for number in self._exact_numbers(end, end)}
-        self.prefix.add(names, packed, exact)
+        tail = [
+            {number: held.pages[number] for number in window.numbers(end, end)}
+            for window, held in zip(self._windows, sequence.held, strict=True)
+        ]
+        self.prefix.add(names, packed, tail)
 
     def _preempt(self, sequence: Sequence) -> None:
         self._leave(sequence)
@@ -321,7 +340,7 @@ class Scheduler:
     def _leave(self, sequence: Sequence) -> None:
         self.running.remove(sequence)
         self.packed.drop(sequence.packed)
-        self.exact.drop(sequence.exact.values())
+        self._let_go(sequence.held)
         self.tables[:, sequence.slot] = PADDING_PAGE
         heapq.heappush(self._slots, sequence.slot)
 

@@ -6,6 +6,8 @@ from typing import Literal
 
 import numpy as np
 
+from jkvq.scheduling.window import Held
+
 State = Literal["waiting", "prefill", "decode", "ended"]
 
 
@@ -35,10 +37,8 @@ class Sequence:
         self.read = 0  # tokens drawn in this run, as far as the host has read
         self.launched = 0  # the same when all that is launched has run, at most
         self.granted = 0  # tokens that there are pages for
-        self.drops_at = 0  # tokens stored when a 16-bit page is next let go of
         self.packed: list[int] = []  # its pages in the pool of packed ones, in their order
-        self.exact: dict[int, int] = {}  # those in the other pool, by their number
-        self.exact_end = 0  # the number behind the last of them
+        self.held: list[Held] = []  # those in the pools of windows
 
     def restart(self) -> None:
         """Back to where nothing is stored."""

@@ -132,7 +132,12 @@ class _EngineFigures(Collector):
             yield GaugeMetricFamily(f"jkvq_{name}", meaning, value)
         used = GaugeMetricFamily("jkvq_pages_used", "Pages in use, by pool.", labels=["pool"])
         pages = GaugeMetricFamily("jkvq_pages", "Pages that there are, by pool.", labels=["pool"])
-        for pool, counts in (("packed", stats.pages), ("exact", stats.exact_pages)):
+        counted = {
+            "packed": stats.pages,
+            "exact": stats.exact_pages,
+            "local": stats.local_pages,
+        }
+        for pool, counts in counted.items():
             for family, count in zip((used, pages), counts, strict=True):
                 family.add_metric([pool], count)
         yield from (used, pages)

@@ -7,10 +7,11 @@ do is refused here, before any weight is read.
 import dataclasses
 from collections.abc import Mapping
 
-from jkvq.models.config import ModelConfig
+from jkvq.models.config import LocalLayers, ModelConfig
 from jkvq.models.families.family import Family
 from jkvq.models.families.gemma3 import GEMMA3
 from jkvq.models.families.glm4 import GLM4, GLM4_MOE
+from jkvq.models.families.gpt_oss import GPT_OSS
 from jkvq.models.families.llama import LLAMA, MISTRAL
 from jkvq.models.families.mixtral import MIXTRAL
 from jkvq.models.families.olmo2 import OLMO2
@@ -19,13 +20,14 @@ from jkvq.models.families.qwen import QWEN2, QWEN3
 from jkvq.models.families.qwen_moe import QWEN2_MOE, QWEN3_MOE
 from jkvq.models.fields import Fields, count, positive
 from jkvq.models.layers.mlp import ACTIVATIONS
-from jkvq.models.rope import THETA, read_rope, rope_fields
+from jkvq.models.rope import THETA, Rope, read_rope, rope_fields
 from jkvq.support.errors import UserError
 
 _ALL = (
     *(LLAMA, MISTRAL, MIXTRAL, QWEN2, QWEN3, QWEN2_MOE, QWEN3_MOE),
-    *(GEMMA3, GLM4, GLM4_MOE, OLMO2, PHI3),
+    *(GEMMA3, GLM4, GLM4_MOE, OLMO2, PHI3, GPT_OSS),
 )
+_FIRST_LAYERS = 28  # without a window, where a config that is asked for them does not say
 FAMILIES = {family.name: family for family in _ALL}
 # llama.cpp's name of an architecture; Mixtral has llama's.
 GGUF_FAMILIES = {
@@ -58,7 +60,7 @@ def _llama_from_hf(config: Fields, family: Family) -> ModelConfig:
         kv_heads=count(config, "num_key_value_heads", heads),
         head_dim=head_dim,
         vocab=count(config, "vocab_size"),
-        context=_cut_to_window(config, context, family),
+        context=context,
         norm_eps=positive(config, "rms_norm_eps"),
         rope_theta=rope.theta,
         rope_divisors=rope.divisors,
@@ -69,6 +71,7 @@ def _llama_from_hf(config: Fields, family: Family) -> ModelConfig:
         out_bias=bias,
         mlp_bias=bool(config.get("mlp_bias", False)),
         activation=_activation(config),
+        local=_local(config, family, rope),
     )
 
 
@@ -80,11 +83,25 @@ def _activation(config: Fields):
     return name
 
 
-def _cut_to_window(config: Fields, context: int, family: Family) -> int:
-    """The model's context, cut to a sliding window: up to there it attends to everything."""
+def _local(config: Fields, family: Family, rope: Rope) -> LocalLayers | None:
+    """The layers with a sliding window: those that a config names, or all behind the first ones."""
+    context, layers = config["max_position_embeddings"], config["num_hidden_layers"]
     if family.window == "own" or not config.get("use_sliding_window", family.window == "all"):
-        return context
-    return min(context, count(config, "sliding_window", context))
+        return None
+    window = count(config, "sliding_window", context)
+    first = config.get("max_window_layers", _FIRST_LAYERS) if family.window == "told" else 0
+    kinds = config.get("layer_types")
+    local = range(first, layers)
+    if kinds:
+        local = (n for n, kind in enumerate(kinds[:layers]) if kind == "sliding_attention")
+    return _seen_by(tuple(local), window, context, rope)
+
+
+def _seen_by(layers: tuple[int, ...], window: int, context: int, rope: Rope) -> LocalLayers | None:
+    """Layers with a window, where it is one: where sequences may be longer."""
+    if not layers or window >= context:
+        return None
+    return LocalLayers(layers, window, rope.theta, rope.divisors)
 
 
 def from_gguf(metadata: Fields, tensors: Mapping[str, tuple[int, ...]]) -> ModelConfig:
@@ -135,21 +152,23 @@ def _llama_from_gguf(
     head_dim = number("attention.key_length", width // heads)
     rope = read_rope(_gguf_rope(metadata, start, head_dim), head_dim, context)
     window = context if family.window == "own" else number("attention.sliding_window", context)
+    layers = number("block_count")
     return ModelConfig(
         family=family.name,
-        layers=number("block_count"),
+        layers=layers,
         width=width,
         mlp_width=number("feed_forward_length"),
         heads=heads,
         kv_heads=number("attention.head_count_kv", heads),
         head_dim=head_dim,
         vocab=tensors["token_embd.weight"][0],
-        context=min(context, window),
+        context=context,
         norm_eps=positive(metadata, f"{start}.attention.layer_norm_rms_epsilon"),
         rope_theta=rope.theta,
         rope_divisors=rope.divisors,
         rope_gain=rope.gain,
         tied="output.weight" not in tensors,
+        local=_seen_by(tuple(range(layers)), window, context, rope),
     )
 
 

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import numpy as np
+
 from jkvq.models.config import ModelConfig
 from jkvq.models.fields import Fields
 
@@ -44,6 +46,13 @@ def _as_llama(fields: Fields, base: ModelConfig) -> ModelConfig:
     return base
 
 
+Read = Callable[[str], np.ndarray]  # a tensor by its name; KeyError where there is none
+
+
+def _as_stored(read: Read) -> Read:
+    return read
+
+
 @dataclass(frozen=True)
 class GGUFForm:
     """How llama.cpp keeps a family.
@@ -69,8 +78,9 @@ class Family:
     read: the architecture from a config and from what it would be of llama.
     names: of tensors, where they are not llama's.
     interleaved: whether the two channels of a rotary pair stand side by side.
-    window: of which layers a ``sliding_window`` is: all; all if ``use_sliding_window``; or what
-        ``read`` says.
+    window: of which layers a ``sliding_window`` is: all; if ``use_sliding_window``, those from
+        ``max_window_layers`` on; or what ``read`` says.
+    reading: how its tensors are read in safetensors, from how stored ones are.
     gguf: how llama.cpp keeps it; None where its files are not read.
     """
 
@@ -79,6 +89,7 @@ class Family:
     names: Mapping[str, str] = field(default_factory=dict)
     interleaved: bool = False
     window: Literal["all", "told", "own"] = "all"
+    reading: Callable[[Read], Read] = _as_stored
     gguf: GGUFForm | None = None
 
     @property

@@ -81,6 +81,7 @@ def gguf_names(family: Family) -> dict[str, str]:
     for ours, theirs in family.all_names.items():
         first = theirs.replace("{layer}", "0").replace(".{expert}", "")
         first = first.replace("e_score_correction_bias", "e_score_correction.bias")
+        first = first.replace("self_attn.sinks", "self_attn.sinks.weight")
         found = table.get_name(first, try_suffixes=(".weight", ".bias"))
         if found is not None:
             names[ours] = found.replace("blk.0.", "blk.{layer}.")

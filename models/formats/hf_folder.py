@@ -26,7 +26,8 @@ class HFFolder:
         fields = _read_json(folder / "config.json")
         self.config: ModelConfig = from_hf(fields)
         self._files = _tensor_files(folder)
-        self._read = dequantizing(fields, self._read_stored)
+        family = FAMILIES[self.config.family]
+        self._read = family.reading(dequantizing(fields, self._read_stored))
 
     def params(self, dtype) -> Params:
         family = FAMILIES[self.config.family]

@@ -8,7 +8,7 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from jkvq.models.config import ModelConfig
-from jkvq.models.layers.linear import Linear, RMSNorm
+from jkvq.models.layers.linear import Linear, RMSNorm, weight_of
 from jkvq.pallas_kernels.types import HeadNorm, NewHeads
 
 Rotary = tuple[Float[Array, "B T H/2"], Float[Array, "B T H/2"]]  # cos, sin
@@ -27,9 +27,13 @@ class Attend(Protocol):
         k: NewHeads,
         v: NewHeads,
         state: Any,
+        sinks: Float[Array, " N"] | None = None,
         /,
     ) -> tuple[Float[Array, "B T N H"], Any]:
-        """The attention's output and the state after this layer."""
+        """The attention's output and the state after this layer.
+
+        ``sinks``: a logit of each query head beside those of the tokens; None is none.
+        """
         ...
 
 
@@ -46,6 +50,7 @@ class Attention(nnx.Module):
             RMSNorm(size, config.norm_eps, of_one=config.norm_of_one) if config.qk_norm else None
             for size in sizes
         )
+        self.sinks = weight_of(config.heads) if config.sinks else None
 
     def __call__(self, x, rotary: tuple[Rotary, ...], attend: Attend, state):
         (B, T, _), N, K = x.shape, self.config.heads, self.config.kv_heads
@@ -53,7 +58,8 @@ class Attention(nnx.Module):
         cos, sin = rotary[self.config.rotary]
         q = self._heads(heads, 0, N, self.q_norm, self._amplified(cos, sin))
         k = self._heads(heads, N, K, self.k_norm, (cos, sin))
-        out, state = attend(q, k, NewHeads(heads, N + K, K), state)
+        sinks = () if self.sinks is None else (self.sinks[...],)
+        out, state = attend(q, k, NewHeads(heads, N + K, K), state, *sinks)
         return self.o(out.reshape(B, T, -1)), state
 
     def _heads(self, joined, first: int, count: int, norm: RMSNorm | None, turn: Rotary):

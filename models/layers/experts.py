@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, Int
 
 from jkvq.models.config import Experts, ModelConfig
 from jkvq.models.layers.linear import Linear, precision_of, weight_of
-from jkvq.models.layers.mlp import MLP, gated
+from jkvq.models.layers.mlp import MLP, clamped, gated
 
 # Rows [m, I] by the matrices [E, O, I] of their experts
 _BY_EXPERT = jax.lax.RaggedDotDimensionNumbers(
@@ -21,27 +21,38 @@ _BY_EXPERT = jax.lax.RaggedDotDimensionNumbers(
 
 
 class ExpertLinear(nnx.Module):
-    """y = x W_e^T, each row by its expert e; rows stand in the order of their experts."""
+    """y = x W_e^T + b_e, each row by its expert e; rows stand in the order of their experts."""
 
-    def __init__(self, experts: int, inputs: int, outputs: int):
+    def __init__(self, experts: int, inputs: int, outputs: int, *, bias: bool):
         self.weight = weight_of(experts, outputs, inputs)
+        self.bias = weight_of(experts, outputs) if bias else None
 
     def __call__(self, x: Float[Array, "m I"], rows: Int[Array, " E"]) -> Float[Array, "m O"]:
-        return jax.lax.ragged_dot_general(
+        y = jax.lax.ragged_dot_general(
             x, self.weight[...], rows, _BY_EXPERT, precision=precision_of(x)
         )
+        if self.bias is None:
+            return y
+        return y + jnp.repeat(self.bias[...], rows, axis=0, total_repeat_length=len(x))
 
 
 class ExpertStack(nnx.Module):
     """The gated feed-forward blocks of all experts."""
 
     def __init__(self, config: ModelConfig, experts: Experts):
-        self.activation = config.activation
-        self.gate_up = ExpertLinear(experts.number, config.width, 2 * experts.width)
-        self.down = ExpertLinear(experts.number, experts.width, config.width)
+        self.activation, self.how = config.activation, experts
+        number, width, bias = experts.number, experts.width, experts.bias
+        self.gate_up = ExpertLinear(number, config.width, 2 * width, bias=bias)
+        self.down = ExpertLinear(number, width, config.width, bias=bias)
 
     def __call__(self, x: Float[Array, "m D"], rows: Int[Array, " E"]) -> Float[Array, "m D"]:
-        return self.down(gated(self.activation, self.gate_up(x, rows)), rows)
+        return self.down(self._gated(self.gate_up(x, rows)), rows)
+
+    def _gated(self, gate_up: Float[Array, "m _"]) -> Float[Array, "m F"]:
+        clamp = self.how.clamp
+        if clamp is None:
+            return gated(self.activation, gate_up)
+        return clamped(gate_up, clamp, self.how.sharpness)
 
 
 class Router(nnx.Module):
@@ -50,6 +61,7 @@ class Router(nnx.Module):
     def __init__(self, config: ModelConfig, experts: Experts):
         self.how = experts
         self.weight = weight_of(experts.number, config.width)
+        self.bias = weight_of(experts.number) if experts.bias else None
         self.correction = weight_of(experts.number) if experts.corrected else None
 
     def __call__(
@@ -63,6 +75,8 @@ class Router(nnx.Module):
             precision=precision_of(x),
             preferred_element_type=jnp.float32,
         )
+        if self.bias is not None:
+            logits = logits + self.bias[...].astype(jnp.float32)[None]
         scores = jax.nn.softmax(logits) if how.scores == "softmax" else jax.nn.sigmoid(logits)
         _, chosen = jax.lax.top_k(self._choice(scores), how.chosen)
         weights = jnp.take_along_axis(scores, chosen, axis=1)

@@ -29,6 +29,15 @@ class MLP(nnx.Module):
         return self.down(gated(self.activation, self.gate_up(x)))
 
 
+def clamped(
+    gate_up: Float[Array, "*rows _"], clamp: float, sharpness: float
+) -> Float[Array, "*rows F"]:
+    """(up + 1) gate sigmoid(sharpness gate), of the two side by side, clamped."""
+    gate, up = jnp.split(gate_up, 2, axis=-1)
+    gate, up = jnp.minimum(gate, clamp), jnp.clip(up, -clamp, clamp)
+    return (up + 1) * gate * jax.nn.sigmoid(sharpness * gate)
+
+
 def gated(activation: str, gate_up: Float[Array, "*rows _"]) -> Float[Array, "*rows F"]:
     """act(gate) * up, of the two side by side."""
     gate, up = jnp.split(gate_up, 2, axis=-1)

@@ -19,17 +19,25 @@ def products(q: Float[Array, "T N H"], k: Float[Array, "S K H"]) -> Float[Array,
 
 
 def softmax(
-    logits: Float[Array, "K G T S"], visible: Bool[Array, "T S"]
+    logits: Float[Array, "K G T S"],
+    visible: Bool[Array, "T S"],
+    sinks: Float[Array, " N"] | None = None,
 ) -> tuple[Float[Array, "K G T S"], Float[Array, "K G T"]]:
     """(weights, lse) over the tokens that a query sees; (0, -inf) where it sees nothing.
 
-    lse is the logarithm of the sum of exp(logits).
+    lse is the logarithm of the sum of exp(logits). ``sinks`` are logits of query heads that take
+    part in it, and whose weights belong to no token.
     """
     logits = jnp.where(visible[None, None], logits, -jnp.inf)
     top = logits.max(-1)
+    if sinks is not None:
+        sinks = sinks.astype(jnp.float32).reshape(*logits.shape[:2], 1)
+        top = jnp.maximum(top, sinks)
     base = jnp.where(jnp.isneginf(top), 0.0, top)
     weights = jnp.exp(logits - base[..., None])
     total = weights.sum(-1)
+    if sinks is not None:
+        total = total + jnp.exp(sinks - base)
     weights = weights / jnp.where(total > 0, total, 1.0)[..., None]
     return weights, jnp.log(total) + base
 

@@ -1,7 +1,8 @@
 """merge: attention over two disjoint sets of keys from the attention over each.
 
 With lse the log of a segment's softmax denominator, the whole is the average of the parts weighted
-by exp(lse). A segment without keys has lse = -inf and any finite output.
+by exp(lse). A segment without keys has lse = -inf and any finite output. A logit that every query
+has beside those of its keys, a learned *sink*, is one more segment: its lse is the logit itself.
 """
 
 import functools
@@ -29,3 +30,13 @@ def merge(
 def merge_all(parts: list) -> tuple[Float[Array, "*rows H"], Float[Array, "*rows"]]:
     """The (out, lse) of one or more segments together."""
     return functools.reduce(lambda whole, part: merge(*whole, *part), parts)
+
+
+def sink_part(
+    sinks: Float[Array, " N"], value: Float[Array, "K H"], rows: tuple[int, ...]
+) -> tuple[Float[Array, "*rows N H"], Float[Array, "*rows N"]]:
+    """The (out, lse) of sinks, the same for all rows: logits of query heads, and what is read."""
+    N, (K, H) = len(sinks), value.shape
+    each = jnp.repeat(value.astype(jnp.float32), N // K, axis=0)
+    lse = sinks.astype(jnp.float32)
+    return jnp.broadcast_to(each, (*rows, N, H)), jnp.broadcast_to(lse, (*rows, N))

@@ -67,7 +67,7 @@ class Setting:
         return dataclasses.replace(cache, groups=garbage)
 
     def run(
-        self, chunks: list[int], phase: str, implementation: str = "reference"
+        self, chunks: list[int], phase: str, implementation: str = "reference", sinks=None
     ) -> tuple[np.ndarray, KVCache]:
         """Outputs of all tokens, fed in chunks of these sizes, padded to one width."""
         cache, outs, done = self.cache(), [], 0
@@ -80,7 +80,7 @@ class Setting:
             )
             if phase == "decode":  # as before a burst, here of one token
                 cache = _pack(self.basis, cache, count, implementation)
-            out, cache = _step(self.basis, cache, q, k, v, count, phase, implementation)
+            out, cache = _step(self.basis, cache, q, k, v, count, phase, implementation, sinks)
             outs.append(np.asarray(out)[:, :size])
             done += size
         return np.concatenate(outs, axis=1), cache
@@ -153,7 +153,7 @@ def _pack(basis, cache, count, implementation):
 
 
 @functools.partial(jax.jit, static_argnames=("phase", "implementation"))
-def _step(basis, cache, q, k, v, count, phase, implementation):
+def _step(basis, cache, q, k, v, count, phase, implementation, sinks=None):
     run = {"phase": phase, "implementation": implementation}
     spec, shape = cache.spec, CacheShape(cache.layers, *k.shape[2:])
     sizes = {"shape": shape, "group": q.shape[2] // k.shape[2], "width": q.shape[1]}
@@ -162,7 +162,7 @@ def _step(basis, cache, q, k, v, count, phase, implementation):
     # The layer below is written too: layers must not touch each other.
     for layer, new in ((0, (q, v, k)), (LAYER, (q, k, v))):
         attend = LayerAttention.of(layer, spec, shape, basis, plan, scale=SCALE, **run)
-        out, groups = attend(*map(NewHeads.of, new), groups)
+        out, groups = attend(*map(NewHeads.of, new), groups, sinks)
     after = cache.sequences.longer_by(count)
     return out, dataclasses.replace(cache, groups=groups, sequences=after)
 
@@ -275,3 +275,19 @@ def test_the_kernels_give_what_the_reference_gives(cache, bound):
         for row, length in enumerate(setting.lengths):
             error = np.linalg.norm(out[row, :length] - expected[row, :length])
             assert error <= bound * np.linalg.norm(expected[row, :length])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("chunks", "phase"), [([1] * 10, "decode"), ([4, 6], "prefill")])
+def test_the_kernels_add_sinks_as_the_reference_does(chunks, phase):
+    setting = Setting("int4", [10, 7]).in_bfloat16()
+    sinks = np.asarray([0.5, -1.0, 2.0, 0.0], np.float32)
+    plain, expected, out = (
+        setting.run(chunks, phase, implementation, own)[0]
+        for implementation, own in (("reference", None), ("reference", sinks), ("interpret", sinks))
+    )
+    for row, length in enumerate(setting.lengths):
+        wanted = expected[row, :length]
+        error = np.linalg.norm(out[row, :length] - wanted)
+        assert error <= 2e-3 * np.linalg.norm(wanted)
+        assert np.linalg.norm(wanted) < 0.9 * np.linalg.norm(plain[row, :length])

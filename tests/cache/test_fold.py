@@ -69,6 +69,15 @@ def test_rotation_and_centring_change_nothing_by_themselves(key, value, calibrat
         np.testing.assert_allclose(scores(folded, phase), expected, atol=1e-5)
 
 
+def test_sinks_read_zeros_when_values_are_centred():
+    """What a query gives to its sinks it does not give to values, which are short of a mean."""
+    plain = model(dataclasses.replace(CONFIG, sinks=True))
+    folded = jkvq.with_cache(plain, CacheSpec(PLAIN, BOTH, page=8), CALIBRATION)
+    expected = scores(jkvq.with_cache(plain, "f32,page=8"), "prefill")
+    np.testing.assert_allclose(scores(folded, "prefill"), expected, atol=1e-5)
+    assert np.abs(np.asarray(folded.basis.value.zero)).max() > 0.1  # it would show
+
+
 def test_exact_layers_are_left_alone():
     plain = model(CONFIG)
     spec = CacheSpec(BOTH, BOTH, page=8, exact_layers=(0,))

@@ -59,8 +59,9 @@ class _Row:
 class FakeRunner:
     """Does what `jkvq.engine.runner.Runner` does."""
 
-    def __init__(self, spec: CacheSpec, limits: Limits):
-        self.spec, self.limits = spec, limits
+    def __init__(self, spec: CacheSpec, limits: Limits, window: int | None = None):
+        self.spec, self.limits, self.window = spec, limits, window
+        self.local, self.local_whole = np.zeros((2, limits.local_pages, spec.page), np.int64)
         self.packed, self.whole = np.zeros((2, limits.pages, spec.page), np.int64)
         self.exact = np.zeros((limits.exact_pages, spec.page), np.int64)
         self.rows: dict[int, _Row] = {}
@@ -70,7 +71,7 @@ class FakeRunner:
         assert len(group) <= self.limits.rows
         held, who = [], [self._names(tuple(chunk.sequence.prompt)) for chunk in group]
         for chunk, own in zip(group, who, strict=True):  # all are read before any is written
-            self._check(own[: chunk.start], chunk.tables)
+            self._check(own[: chunk.start], chunk.tables, chunk.start)
             held.append(self._due(chunk.tables, chunk.start, chunk.end))
         for chunk, own, due in zip(group, who, held, strict=True):
             assert 0 < chunk.end - chunk.start <= width
@@ -112,7 +113,7 @@ class FakeRunner:
         at = len(row.stored)
         row.stored.append(_after(row.stored[-1], row.token))
         self._write([at], row.stored, tables, 0 if self.spec.windowed else at + 1)
-        self._check(row.stored, tables)
+        self._check(row.stored, tables, at)
         row.token = _next_token(row.stored[-1])
         row.made += 1
         row.active = row.token != EOS and row.made < row.budget
@@ -137,6 +138,14 @@ class FakeRunner:
         ):
             assert table[number[here]].all(), "a page that was not granted"
             pool[table[number[here]], slot[here]] = own[here]
+        if self.window is None:
+            return
+        seen = at > max(length, int(at[-1]) + 1) - self.window  # by a query that comes later
+        for pool, whole in ((self.local, packed), (self.local_whole, np.full_like(packed, True))):
+            if pool is self.local or self.spec.exact_layers:
+                here = seen & whole
+                assert tables[2][number[here]].all(), "a page that was not granted"
+                pool[tables[2][number[here]], slot[here]] = own[here]
 
     def _due(self, tables, length: int, end: int):
         """What is packed before there are ``end`` tokens: where to, and who."""
@@ -146,14 +155,17 @@ class FakeRunner:
         granted = tables[0][number] > 0  # else nobody will read it: the sequence ends before
         number, slot = number[granted], slot[granted]
         assert tables[1][number].all(), "a page that was not granted"
-        return tables[0][number], slot, self.exact[tables[1][number], slot]
+        own = tables[0][number], tables[2][number] if self.window else 0
+        return *own, slot, self.exact[tables[1][number], slot]
 
     def _pack(self, due) -> None:
-        page, slot, who = due
+        page, local, slot, who = due
         self.packed[page, slot] = who
+        if self.window:
+            self.local[local, slot] = who
 
-    def _check(self, stored: list[int], tables) -> None:
-        """That all tokens are found where a query looks for them."""
+    def _check(self, stored: list[int], tables, position: int) -> None:
+        """That all tokens are found where a query at a position looks for them."""
         at, who = np.arange(len(stored)), np.asarray(stored, np.int64)
         number, slot = self._places(at)
         packed = self._is_packed(at, len(stored))
@@ -163,6 +175,12 @@ class FakeRunner:
         assert (found == who).all(), "another token than the one that belongs there"
         if self.spec.exact_layers:
             assert (self.whole[tables[0][number], slot] == who).all()
+        if self.window is not None:
+            seen = at > position - self.window
+            found = np.where(packed, self.local[tables[2][number], slot], found)
+            assert (found == who)[seen].all(), "a token of the window is not there"
+            if self.spec.exact_layers:
+                assert (self.local_whole[tables[2][number], slot] == who)[seen].all()
 
 
 def _drawn(tokens, count, active) -> Drawn:

@@ -1,5 +1,6 @@
 """The engine and its scheduler under anything that may happen, on a device made of dictionaries."""
 
+import dataclasses
 import functools
 from collections import Counter
 
@@ -9,14 +10,15 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from jkvq.cache.layout import pages_of_window
+from jkvq.cache.layout import pages_of_local, pages_of_window
 from jkvq.engine import engine as engine_module
 from jkvq.engine.engine import Engine
 from jkvq.engine.options import Options
 from jkvq.engine.writer import Handle
+from jkvq.models.config import LocalLayers
 from jkvq.scheduling.scheduler import Limits
 from tests.engine.fake_runner import FakeRunner, expected_text
-from tests.tiny import EOS, tiny_llm
+from tests.tiny import CONFIG, EOS, tiny_llm
 
 CACHES = [
     "int4,page=8",
@@ -27,16 +29,32 @@ CACHES = [
 PREFIXES = [list(np.random.default_rng(n).integers(0, EOS, 70).tolist()) for n in range(2)]
 
 
-_llm = functools.cache(tiny_llm)
+@functools.cache
+def _llm(cache: str, window: int | None):
+    own = CONFIG.rope_theta, CONFIG.rope_divisors
+    local = None if window is None else LocalLayers((1,), window, *own)
+    return tiny_llm(cache, config=dataclasses.replace(CONFIG, local=local))
 
 
-def fake_engine(cache: str, *, slots: int, pages: int, tails: int, ahead: int, keeps: bool = True):
+def fake_engine(
+    cache: str,
+    *,
+    slots: int,
+    pages: int,
+    tails: int,
+    ahead: int,
+    keeps: bool = True,
+    window: int | None = None,
+):
     """An engine over a fake device."""
-    llm = _llm(cache)
+    llm = _llm(cache, window)
     windows = slots * pages_of_window(llm.spec) + tails
-    limits = Limits(slots, 1 + pages, 1 + windows, 16, (4, 8, 16), rows=3, tick_tokens=24)
+    local = slots * pages_of_local(llm.spec, window) + tails
+    sizes = {"rows": 3, "tick_tokens": 24, "local_pages": 1 + local}
+    limits = Limits(slots, 1 + pages, 1 + windows, 16, (4, 8, 16), **sizes)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine_module, "Runner", lambda llm, limits: FakeRunner(llm.spec, limits))
+        fake = functools.partial(FakeRunner, window=window)
+        patch.setattr(engine_module, "Runner", lambda llm, limits: fake(llm.spec, limits))
         engine = Engine.__new__(Engine)
         engine._set_up(llm, limits, keeps)
     engine._ahead = ahead  # 1 as on a GPU
@@ -54,10 +72,11 @@ class Requests(RuleBasedStateMachine):
         tails=st.integers(0, 3),
         ahead=st.integers(0, 1),
         keeps=st.booleans(),
+        window=st.sampled_from([None, 5, 8, 20]),
     )
-    def start(self, cache, slots, pages, tails, ahead, keeps):
+    def start(self, cache, slots, pages, tails, ahead, keeps, window):
         sizes = {"slots": slots, "pages": pages, "tails": tails, "ahead": ahead, "keeps": keeps}
-        self.engine = fake_engine(cache, **sizes)
+        self.engine = fake_engine(cache, **sizes, window=window)
         self.handles: list[tuple[Handle, list[int], int]] = []
 
     @rule(
@@ -92,15 +111,15 @@ class Requests(RuleBasedStateMachine):
             return
         scheduler = self.engine._scheduler
         entries = list(scheduler.prefix._entries.values())
-        for pool, held in (
-            (scheduler.packed, [each.packed for each in scheduler.running]),
-            (scheduler.exact, [list(each.exact.values()) for each in scheduler.running]),
-        ):
-            kept = [
-                entry.packed.values() if pool is scheduler.packed else (entry.exact or {}).values()
-                for entry in entries
-            ]
-            owners = Counter(page for pages in (*held, *kept) for page in pages)
+        held = {scheduler.packed: [each.packed for each in scheduler.running]}
+        kept = {scheduler.packed: [[*entry.packed.values()] for entry in entries]}
+        for index, window in enumerate(scheduler._windows):
+            own = [each.held[index].pages for each in scheduler.running]
+            held[window.pool] = [[*pages.values()] for pages in own]
+            tails = [entry.tail[index] for entry in entries if entry.tail]
+            kept[window.pool] = [[*pages.values()] for pages in tails]
+        for pool, own in held.items():
+            owners = Counter(page for pages in (*own, *kept[pool]) for page in pages)
             assert {page: pool.owners(page) for page in range(pool.pages)} == {
                 page: owners[page] for page in range(pool.pages)
             }
@@ -120,7 +139,7 @@ class Requests(RuleBasedStateMachine):
         scheduler = self.engine._scheduler
         assert not scheduler.running and not scheduler.waiting
         scheduler.prefix.clear()
-        assert scheduler.packed.used == scheduler.exact.used == 0
+        assert scheduler.packed.used == scheduler.exact.used == scheduler.local.used == 0
         assert (scheduler.tables == 0).all()
 
 

@@ -12,7 +12,7 @@ from jkvq.evaluation.fidelity import fidelity
 from jkvq.evaluation.subjects import reconstruction, subject
 from jkvq.models.decoder import run
 from tests import reference
-from tests.tiny import CONFIG, model_of
+from tests.tiny import CONFIG, model_of, tiny_model
 
 T = 150  # two blocks of queries, the second not full
 TOKENS = [(11 * i * i + i) % 256 for i in range(T)]
@@ -22,7 +22,7 @@ CACHE = "int2,sink=4,recent=16,page=8"
 def _captured(tiny):
     found = []
 
-    def attend(q, k, v, state):
+    def attend(q, k, v, state, sinks=None):
         q, k, v = (np.asarray(x.finished[0], np.float64) for x in (q, k, v))
         found.append((q, k, v))
         seen = np.tril(np.ones((T, T), bool))
@@ -144,6 +144,13 @@ def test_exact_caches_have_no_errors(tiny):
         errors = dataclasses.asdict(layer)
         assert errors.pop("top10") == 1
         assert max(errors.values()) < 1e-5
+
+
+def test_a_model_with_sinks_has_no_errors_in_an_exact_cache():
+    """Its exact attention merges them, and attention over what a cache gives back sums them."""
+    model = tiny_model(config=dataclasses.replace(CONFIG, sinks=True))
+    (first, *_) = fidelity(model, TOKENS[:20], {"f32": reconstruction(model, "f32")})["f32"]
+    assert first.hidden < 1e-10 and abs(first.attention_kl) < 1e-6
 
 
 @pytest.mark.parametrize("count", [10, 1025])

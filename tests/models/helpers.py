@@ -104,6 +104,29 @@ FAMILY_CASES: dict[str, tuple[str, dict[str, Any]]] = {
             **_NO_PADDING,
         },
     ),
+    "mistral-window": ("mistral", {"sliding_window": 11}),
+    "qwen3-window": (
+        "qwen3",
+        {
+            "head_dim": 16,
+            "use_sliding_window": True,
+            "sliding_window": 11,
+            "max_window_layers": 1,
+        },
+    ),
+    "gpt-oss": (
+        "gpt_oss",
+        {
+            "head_dim": 16,
+            "num_hidden_layers": 3,
+            "sliding_window": 11,
+            "num_local_experts": 5,
+            "num_experts_per_tok": 2,
+            "swiglu_limit": 0.7,  # small enough that it clamps
+            "swiglu_alpha": 1.3,
+            "rope_parameters": YARN_ROPE | {"truncate": False},
+        },
+    ),
 }
 
 
@@ -202,6 +225,12 @@ def _add_own_fields(writer: gguf.GGUFWriter, config: Any) -> None:
         writer.add_sliding_window(config.sliding_window)
         writer.add_sliding_window_pattern(2)
         writer.add_final_logit_softcapping(config.final_logit_softcapping)
+    if config.model_type == "gpt_oss":
+        writer.add_sliding_window(config.sliding_window)
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(config.rope_parameters["factor"])
+        original = config.rope_parameters["original_max_position_embeddings"]
+        writer.add_rope_scaling_orig_ctx_len(original)
     if config.rope_parameters.get("rope_type") == "longrope":
         writer.add_rope_scaling_orig_ctx_len(config.original_max_position_embeddings)
         context, original = config.max_position_embeddings, config.original_max_position_embeddings
@@ -219,7 +248,11 @@ def _converted(model: Any, architecture: str) -> Iterator[tuple[str, np.ndarray]
         tensor = parameter.detach().numpy()
         if architecture == "gemma3" and "norm" in name:
             tensor = tensor + 1
-        if name.endswith("experts.gate_up_proj"):
+        if architecture == "gpt-oss" and ".experts." in name:
+            yield from _converted_gpt_oss(name, tensor)
+        elif name.endswith("self_attn.sinks"):
+            yield f"{name}.weight", tensor
+        elif name.endswith("experts.gate_up_proj"):
             half = tensor.shape[1] // 2
             yield name.replace("gate_up_proj", "gate_proj.weight"), tensor[:, :half]
             yield name.replace("gate_up_proj", "up_proj.weight"), tensor[:, half:]
@@ -230,6 +263,18 @@ def _converted(model: Any, architecture: str) -> Iterator[tuple[str, np.ndarray]
     for name, buffer in model.named_buffers():
         if name.endswith("correction_bias"):
             yield name.replace("correction_bias", "correction.bias"), buffer.numpy()
+
+
+def _converted_gpt_oss(name: str, tensor: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
+    """Of its experts: gates and ups apart, matrices [out, in], biases by their name."""
+    kind = "bias" if name.endswith("_bias") else "weight"
+    base, tensor = name.removesuffix("_bias"), tensor if kind == "bias" else tensor.swapaxes(1, 2)
+    if not base.endswith("gate_up_proj"):
+        yield f"{base}.{kind}", np.ascontiguousarray(tensor)
+        return
+    for number, part in enumerate(("gate", "up")):
+        own = np.ascontiguousarray(tensor[:, number::2])
+        yield f"{base.replace('gate_up', part)}.{kind}", own
 
 
 def interleave(tensor: np.ndarray, heads: int) -> np.ndarray:

@@ -167,26 +167,42 @@ def test_missing_embedding_is_named_in_gguf():
         from_gguf(gguf_metadata(), {"output.weight": (97, 64)})
 
 
+TOLD = {"use_sliding_window": True, "sliding_window": 100}
+
+
 @pytest.mark.parametrize(
-    ("changes", "context"),
+    ("changes", "windows"),
     [
-        ({}, 256),
-        ({"sliding_window": 100}, 100),
-        ({"sliding_window": 1000}, 256),
-        ({"sliding_window": None}, 256),
-        ({"sliding_window": 100, "use_sliding_window": True}, 100),
-        ({"sliding_window": 100, "use_sliding_window": False}, 256),
-        ({"model_type": "qwen2", "sliding_window": 100}, 256),  # qwen only uses it when told to
+        ({}, ()),
+        ({"sliding_window": 100}, (100, 100)),
+        ({"sliding_window": 256}, ()),  # no sequence is longer
+        ({"sliding_window": None}, ()),
+        ({"sliding_window": 100, "use_sliding_window": True}, (100, 100)),
+        ({"sliding_window": 100, "use_sliding_window": False}, ()),
+        ({"model_type": "qwen2", "sliding_window": 100}, ()),  # qwen only uses it when told to
+        ({"model_type": "qwen2", "max_window_layers": 1, **TOLD}, (None, 100)),
+        (
+            {"model_type": "qwen2", "layer_types": ["sliding_attention", "full"], **TOLD},
+            (100, None),
+        ),
     ],
 )
-def test_context_is_cut_to_a_sliding_window_in_use(changes, context):
-    assert from_hf({**config_dict(), **changes}).context == context
+def test_a_sliding_window_in_use_is_that_of_its_layers(changes, windows):
+    config = from_hf({**config_dict(), **changes})
+    assert (config.context, config.windows) == (256, windows)
 
 
-@pytest.mark.parametrize(("window", "context"), [(None, 256), (100, 100), (1000, 256)])
-def test_context_is_cut_to_a_sliding_window_in_gguf(window, context):
-    metadata = gguf_metadata(attention__sliding_window=window)
-    assert from_gguf(metadata, GGUF_TENSORS).context == context
+@pytest.mark.parametrize(("window", "windows"), [(None, ()), (100, (100, 100)), (256, ())])
+def test_a_sliding_window_in_gguf_is_that_of_all_layers(window, windows):
+    config = from_gguf(gguf_metadata(attention__sliding_window=window), GGUF_TENSORS)
+    assert (config.context, config.windows) == (256, windows)
+
+
+def test_a_model_is_cut_to_a_window_that_all_layers_have():
+    cut = from_hf({**config_dict(), "sliding_window": 100}).up_to_window
+    assert (cut.context, cut.windows) == (100, ())
+    some = from_hf({**config_dict("gemma3")})
+    assert some.up_to_window is some
 
 
 def test_rope_is_the_same_when_spelt_as_before_transformers_5():

@@ -6,7 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jkvq.pallas_kernels.work import share_start, share_work, tiles_in_order
+from jkvq.pallas_kernels.triton.decode import merge_partials
+from jkvq.pallas_kernels.work import one_each, share_start, share_work, tiles_in_order
 
 
 @functools.partial(jax.jit, static_argnums=1)
@@ -67,3 +68,17 @@ def test_tiles_of_all_units_stand_in_order():
     assert len(found) == table.size * 2
     expected = [10, 11, 4, 5, 18, 14, 15, 2, 3]  # pages 5, 2 and half of 9; pages 7 and 1
     np.testing.assert_array_equal(found[:9], expected)
+
+
+def test_partial_results_found_elsewhere_are_merged_like_others():
+    """A sink is one: its lse is a logit, and it reads one value."""
+    rng = np.random.default_rng(3)
+    (out_a, out_b), (lse_a, lse_b) = rng.normal(size=(2, 3, 4, 16)), rng.normal(size=(2, 3, 4))
+    parts = [
+        one_each(jnp.asarray(out, jnp.float32), jnp.asarray(lse, jnp.float32))
+        for out, lse in ((out_a, lse_a), (out_b, lse_b))
+    ]
+    out, lse = merge_partials(parts, 4, interpret=True)
+    a, b = (np.exp(x)[..., None] for x in (lse_a, lse_b))
+    np.testing.assert_allclose(out, (a * out_a + b * out_b) / (a + b), atol=1e-5)
+    np.testing.assert_allclose(lse, np.log(a + b)[..., 0], atol=1e-5)

@@ -115,8 +115,11 @@ class Conversation:
             ]
             if later > 0:
                 rows.append(("tokens/s after that", f"{later / timings.decode:,.1f}"))
-        return [
-            *rows,
+        rows += [
             ("pages in use", "{:,} of {:,}".format(*stats.pages)),
             ("16-bit pages in use", "{:,} of {:,}".format(*stats.exact_pages)),
         ]
+        if stats.local_pages[1]:
+            in_use = "{:,} of {:,}".format(*stats.local_pages)
+            rows.append(("pages of layers with a window in use", in_use))
+        return rows

@@ -7,19 +7,18 @@ makes the matrix ``x.weight`` of them; what it did not quantize is there as ever
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
-
+from jkvq.models.families.family import Read
 from jkvq.models.fields import Fields
 from jkvq.models.formats.quantized.compressed import compressed
+from jkvq.models.formats.quantized.float4 import mxfp4
 from jkvq.models.formats.quantized.float8 import float8
 from jkvq.models.formats.quantized.packed_int4 import awq, gptq
 from jkvq.support.errors import UserError
 
-Read = Callable[[str], np.ndarray]  # a stored tensor, by its name; KeyError where there is none
-
 # By ``quant_method``: takes the config and how tensors are read, gives how matrices are.
 _SCHEMES: Mapping[str, Callable[[Fields, Read], Read]] = {
     "fp8": float8,
+    "mxfp4": mxfp4,
     "compressed-tensors": compressed,
     "awq": awq,
     "gptq": gptq,

@@ -136,6 +136,23 @@ def test_float8_blocks_are_dequantized_when_the_last_are_cut_short():
         reading(method, {"x.weight": weight})("x.weight")
 
 
+def test_mxfp4_blocks_of_experts_are_dequantized():
+    blocks = RNG.integers(0, 256, (2, OUT, IN // 32, 16)).astype(np.uint8)
+    scales = RNG.integers(120, 134, blocks.shape[:3]).astype(np.uint8)
+    tensors = {"x_blocks": blocks, "x_scales": scales, "y": np.ones(3)}
+    read = reading({"quant_method": "mxfp4"}, tensors)
+    found, values = read("x"), [0, 0.5, 1, 1.5, 2, 3, 4, 6]
+    assert found.shape == (2, IN, OUT)
+    for expert, i, o in np.ndindex(2, IN, OUT):
+        byte = int(blocks[expert, o, i // 32, i % 32 // 2])
+        code = byte >> 4 if i % 2 else byte & 15
+        number = values[code & 7] * (-1 if code & 8 else 1)
+        assert found[expert, i, o] == number * 2.0 ** (int(scales[expert, o, i // 32]) - 127)
+    np.testing.assert_array_equal(read("y"), np.ones(3))
+    with pytest.raises(KeyError, match="z"):
+        read("z")
+
+
 def test_float8_folder_equals_the_one_it_was_made_of(tmp_path):
     """Numbers that 8-bit floats hold, under scales of powers of two, come back as they were."""
     torch = pytest.importorskip("torch")
@@ -167,7 +184,10 @@ def test_float8_folder_equals_the_one_it_was_made_of(tmp_path):
 @pytest.mark.parametrize(
     ("method", "sentence"),
     [
-        ({"quant_method": "hqq"}, "quantization 'hqq' is not supported; supported: fp8, compr"),
+        (
+            {"quant_method": "hqq"},
+            "quantization 'hqq' is not supported; supported: fp8, mxfp4, compr",
+        ),
         ({"quant_method": "fp8", "fmt": "e5m2"}, "fp8 of format 'e5m2' is not supported"),
         ({"quant_method": "awq", "bits": 3}, "awq with bits=3 is not supported; supported: 4"),
         (
