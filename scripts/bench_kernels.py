@@ -195,7 +195,9 @@ def time_decode(
     def attend(q, keys, values, block_table, plan, windows, window_plan, slot_page):
         shift = window_shift = None
         if angles is not None:
-            queries = key.mean_queries(q[:, None], 0)[:, 0]
+            queries = key.mean_queries(q[:, None], 0)
+            assert queries is not None
+            queries = queries[:, 0]
             shift = Shift(queries, angles.turns)
             window_shift = Shift(queries, angles.turns, slot_page)
         spans = [Span(keys, values, data.codecs, block_table, plan, shift)]

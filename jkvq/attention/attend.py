@@ -80,7 +80,7 @@ class LayerAttention:
         )
         if self.implementation == "reference":
             how = {"scale": self.scale, "phase": self.phase}
-            heads = (x.finished for x in (q, k, v))
+            heads = q.finished, k.finished, v.finished
             out, storage = attend_plainly(view, *heads, self.chunk, self.plan, **how)
         else:
             out, storage = self._by_kernels(view, q, k, v)
@@ -94,17 +94,18 @@ class LayerAttention:
         how = {"scale": self.scale, "interpret": self.implementation == "interpret"}
         if self.phase == "decode":
             return attend_token(view, q, k, v, self.chunk, self.plan, **how)
-        heads = tuple(x.finished for x in (q, k, v))
+        heads = q.finished, k.finished, v.finished
         if self.phase == "prefill":
             return attend_prefill(view, *heads, self.chunk, self.plan, **how)
         # Known tokens through the kernels' own decode: what evaluation sees is what runs.
         at = self.plan.page_angles
 
         def attend_next(storage, now):
-            heads, chunk, plan = now
+            (q, k, v), chunk, plan = now
             now_view = dataclasses.replace(view, storage=storage)
             plan = dataclasses.replace(plan, page_angles=at)
-            out, storage = attend_token(now_view, *map(NewHeads.of, heads), chunk, plan, **how)
+            heads = NewHeads.of(q), NewHeads.of(k), NewHeads.of(v)
+            out, storage = attend_token(now_view, *heads, chunk, plan, **how)
             return storage, out
 
         each = tuple(x.swapaxes(0, 1)[:, :, None] for x in heads)  # [T, B, 1, heads, H]

@@ -160,9 +160,10 @@ def _step(basis, cache, q, k, v, count, phase, implementation, sinks=None):
     plan = plan_step(cache.sequences, basis, count, spec=spec, **sizes, **run)
     out, groups = None, cache.groups
     # The layer below is written too: layers must not touch each other.
+    q, k, v = NewHeads.of(q), NewHeads.of(k), NewHeads.of(v)
     for layer, new in ((0, (q, v, k)), (LAYER, (q, k, v))):
         attend = LayerAttention.of(layer, spec, shape, basis, plan, scale=SCALE, **run)
-        out, groups = attend(*map(NewHeads.of, new), groups, sinks)
+        out, groups = attend(*new, groups, sinks)
     after = cache.sequences.longer_by(count)
     return out, dataclasses.replace(cache, groups=groups, sequences=after)
 

@@ -80,7 +80,7 @@ def check_shift(cache: str, by_slot: bool, interpret: bool):
         number = np.random.default_rng(0).integers(0, 7, (3, 48))
     # Queries of which each number meets its own turn
     queries, turns = jnp.pad(scores, ((0, 0), (0, 0), (0, 57))), jnp.eye(7, 64, dtype=jnp.float16)
-    shift = Shift(queries, turns, *((jnp.asarray(number),) if by_slot else (None, 2)))
+    shift = Shift(queries, turns, jnp.asarray(number) if by_slot else None, 0 if by_slot else 2)
     out, lse = attend(stored, q, lengths, page, shift=shift, interpret=interpret)
     for b, n in np.ndindex(3, 4):
         every = np.asarray(scores, np.float64)[b, n, number[b % len(number)]]

@@ -170,7 +170,9 @@ def test_queries_are_rotated_in_the_same_launch(cache):
         queries.rotated, tokens.basis.key.rotate_queries(q, LAYER), rtol=2e-3, atol=2e-3
     )
     angle = 0.7 * np.arange(1, 33)
-    mean = turned(np.repeat(np.asarray(tokens.basis.key.mean[LAYER], np.float64), 3, axis=0), angle)
+    assert tokens.basis.key.mean is not None
+    mean = np.repeat(np.asarray(tokens.basis.key.mean[LAYER], np.float64), 3, axis=0)
+    mean = turned(mean, angle)
     turns = np.concatenate([np.cos(angle), np.sin(angle)])
     expected = (np.asarray(q, np.float64) * mean).sum(-1)
     np.testing.assert_allclose(np.asarray(queries.means) @ turns, expected, rtol=1e-4, atol=1e-4)
