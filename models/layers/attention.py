@@ -23,15 +23,17 @@ class Attend(Protocol):
 
     def __call__(
         self,
-        q: Float[Array, "B T N H"],
+        q: Float[Array, "B T N Q"],
         k: Float[Array, "B T K H"],
-        v: Float[Array, "B T K H"],
+        v: Float[Array, "B T K C"],
         state: Any,
         sinks: Float[Array, " N"] | None = None,
         /,
-    ) -> tuple[Float[Array, "B T N H"], Any]:
+    ) -> tuple[Float[Array, "B T N C"], Any]:
         """The attention's output and the state after this layer.
 
+        Where queries have more channels than keys, the rest of them meets values: Q = H + C then,
+        else Q = H = C.
         ``sinks``: a logit of each query head beside those of the tokens; None is none.
         """
         ...
@@ -59,7 +61,7 @@ class Attention(nnx.Module):
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self._normed(self.q_norm, q), self._normed(self.k_norm, k)
         cos, sin = rotary[self.config.rotary]
-        q, k = rotate(q, *self._amplified(cos, sin)), rotate(k, cos, sin)
+        q, k = rotate(q, *amplified(self.config, cos, sin)), rotate(k, cos, sin)
         sinks = () if self.sinks is None else (self.sinks[...],)
         out, state = attend(q, k, v, state, *sinks)
         return self.o(out.reshape(B, T, -1)), state
@@ -70,11 +72,12 @@ class Attention(nnx.Module):
             return norm(x)
         return norm(x.reshape(*x.shape[:2], -1)).reshape(x.shape)
 
-    def _amplified(self, cos, sin) -> Rotary:
-        """The rotation of queries, with the gain of queries and keys in it: scores are the same."""
-        gain, turning = self.config.rope_gain, len(self.config.rope_divisors)
-        if gain == 1.0:
-            return cos, sin
-        each = np.where(np.arange(cos.shape[-1]) < turning, gain**2, 1.0).astype(np.float32)
-        each = jnp.expand_dims(each, range(cos.ndim - 1))
-        return cos * each, sin * each
+
+def amplified(config: ModelConfig, cos, sin) -> Rotary:
+    """The rotation of queries, with the gain of queries and keys in it: scores are the same."""
+    gain, turning = config.rope_gain, len(config.rope_divisors)
+    if gain == 1.0:
+        return cos, sin
+    each = np.where(np.arange(cos.shape[-1]) < turning, gain**2, 1.0).astype(np.float32)
+    each = jnp.expand_dims(each, range(cos.ndim - 1))
+    return cos * each, sin * each
