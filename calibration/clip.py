@@ -69,11 +69,11 @@ def clip_errors(
 ) -> Float[np.ndarray, "2 L grid"]:
     """Squared error of the attention output with keys, and with values, clipped at each ratio."""
     position, found = np.arange(tokens.shape[1], dtype=np.int32)[None], []
-    x, rotary = embed(config, params["embedding"], tokens, position)
+    hidden, rotary = embed(config, params["embedding"], tokens, position)
     for layer in range(config.layers):
-        own = config.layer(layer)
+        own, weights = config.layer(layer), params["layers"][layer]
         attend = _Measuring(basis, layer, count, spec, own.attention_scale, own.window)
-        x, errors = run_layer(own, params["layers"][layer], x, rotary, attend, None)
+        hidden, errors = run_layer(own, weights, hidden, rotary, attend, None)
         found.append(np.asarray(errors))
     return np.stack(found, axis=1)
 
@@ -92,6 +92,7 @@ class _Measuring:
 
     def __call__(self, q, k, v, state, sinks=None):
         del state
+        q, k, v = (heads.finished for heads in (q, k, v))
         basis, layer, spec, scale = self.basis, self.layer, self.spec, self.scale
         position = jnp.arange(q.shape[1], dtype=jnp.int32)
         real = position < self.count

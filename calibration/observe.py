@@ -157,6 +157,7 @@ class _Observing:
 
     def __call__(self, q, k, v, state, sinks=None):
         del state
+        q, k, v = (heads.finished for heads in (q, k, v))
         how = {"scale": self.scale, "window": self.window, "sinks": sinks}
         out, sums = _sums(self.places, q, k, v, **how)
         kept = (k[0].astype(jnp.float32), v[0].astype(jnp.float32)) if self.capture else ()
@@ -186,10 +187,10 @@ def _observe_sequence(
         for kind in kinds
     }
     position, found = np.arange(tokens.shape[1], dtype=np.int32)[None], []
-    x, rotary = embed(config, params["embedding"], tokens, position)
+    hidden, rotary = embed(config, params["embedding"], tokens, position)
     for layer in range(config.layers):
         own, weights = config.layer(layer), params["layers"][layer]
-        x, of_layer = run_layer(own, weights, x, rotary, attend[own], None)
+        hidden, of_layer = run_layer(own, weights, hidden, rotary, attend[own], None)
         found.append(jax.tree.map(np.asarray, of_layer))
         done()
     return jax.tree.map(lambda *layers: np.stack(layers), *found)

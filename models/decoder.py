@@ -9,7 +9,7 @@ out first.
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +27,17 @@ from jkvq.pallas_kernels.rotary import angles
 Params = dict[str, Any]
 
 
+class Hidden(NamedTuple):
+    """Hidden states, as a sum: what the last block adds is added where the next one takes it."""
+
+    x: Float[Array, "B T D"]
+    more: Float[Array, "B T D"]
+
+    @property
+    def total(self) -> Float[Array, "B T D"]:
+        return self.x + self.more
+
+
 class Layer(nnx.Module):
     """A transformer layer: attention and a feed-forward block, normed before, after, or both."""
 
@@ -40,10 +51,11 @@ class Layer(nnx.Module):
         self.attention = Attention(config) if config.latent is None else LatentAttention(config)
         self.mlp = MLP(config) if config.experts is None else ExpertMLP(config)
 
-    def __call__(self, x, rotary: tuple[Rotary, ...], attend: Attend, state):
-        mixed, state = self.attention(_by(self.attention_norm, x), rotary, attend, state)
-        x = x + _by(self.attention_out_norm, mixed)
-        return x + _by(self.mlp_out_norm, self.mlp(_by(self.mlp_norm, x))), state
+    def __call__(self, hidden: Hidden, rotary: tuple[Rotary, ...], attend: Attend, state):
+        x, normed = _summed(self.attention_norm, hidden)
+        mixed, state = self.attention(normed, rotary, attend, state)
+        x, normed = _summed(self.mlp_norm, Hidden(x, _by(self.attention_out_norm, mixed)))
+        return Hidden(x, _by(self.mlp_out_norm, self.mlp(normed))), state
 
 
 def _norm(config: ModelConfig) -> RMSNorm:
@@ -52,6 +64,13 @@ def _norm(config: ModelConfig) -> RMSNorm:
 
 def _by(norm: RMSNorm | None, x):
     return x if norm is None else norm(x)
+
+
+def _summed(norm: RMSNorm | None, hidden: Hidden):
+    """Hidden states, and as the next block takes them."""
+    if norm is not None:
+        return norm.after(*hidden)
+    return hidden.total, hidden.total
 
 
 def rotary_angles(config: ModelConfig, position: Int[Array, "B T"]) -> tuple[Rotary, ...]:
@@ -98,14 +117,15 @@ def embed(
     embedding: Float[Array, "V D"],
     tokens: Int[Array, "B T"],
     position: Int[Array, "B T"],
-) -> tuple[Float[Array, "B T D"], tuple[Rotary, ...]]:
+) -> tuple[Hidden, tuple[Rotary, ...]]:
     """Hidden states before the first layer, and the tokens' rotary angles."""
     x, scale = embedding[tokens], config.embedding_scale
-    return x if scale == 1.0 else x * jnp.asarray(scale, x.dtype), rotary_angles(config, position)
+    x = x if scale == 1.0 else x * jnp.asarray(scale, x.dtype)
+    return Hidden(x, jnp.zeros_like(x)), rotary_angles(config, position)
 
 
-def _layer(config, weights, x, rotary, attend, state):
-    return _bind(lambda: Layer(config), weights)(x, rotary, attend, state)
+def _layer(config, weights, hidden, rotary, attend, state):
+    return _bind(lambda: Layer(config), weights)(hidden, rotary, attend, state)
 
 
 _traced_once = jax.jit(_layer, static_argnames="config")
@@ -122,24 +142,24 @@ layer_program = jax.jit(
 def run_layer(
     config: ModelConfig,
     weights: Params,
-    x: Float[Array, "B T D"],
+    hidden: Hidden,
     rotary: tuple[Rotary, ...],
     attend: Attend,
     state: Any,
-) -> tuple[Float[Array, "B T D"], Any]:
+) -> tuple[Hidden, Any]:
     """Hidden states after one layer, and the state, which is donated.
 
     ``config`` is the layer's own. By a program of its own, unless it is a part of one that is being
     compiled.
     """
-    run = _traced_once if isinstance(x, jax.core.Tracer) else layer_program
-    return run(config, weights, x, rotary, attend, state)
+    run = _traced_once if isinstance(hidden.x, jax.core.Tracer) else layer_program
+    return run(config, weights, hidden, rotary, attend, state)
 
 
 @functools.partial(jax.jit, static_argnames="config")
-def finish(config: ModelConfig, norm: Params, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+def finish(config: ModelConfig, norm: Params, hidden: Hidden) -> Float[Array, "B T D"]:
     """Hidden states as the output head takes them."""
-    return _bind(lambda: _norm(config), norm)(x)
+    return _bind(lambda: _norm(config), norm).after(*hidden)[1]
 
 
 def run(
@@ -151,11 +171,11 @@ def run(
     state: Any,
 ) -> tuple[Float[Array, "B T D"], Any]:
     """Runs tokens through the layers, each with its attention, which may keep a state."""
-    x, rotary = embed(config, params["embedding"], tokens, position)
+    hidden, rotary = embed(config, params["embedding"], tokens, position)
     for layer in range(config.layers):
         of_layer = config.layer(layer), params["layers"][layer]
-        x, state = run_layer(*of_layer, x, rotary, attend(layer), state)
-    return finish(config, params["norm"], x), state
+        hidden, state = run_layer(*of_layer, hidden, rotary, attend(layer), state)
+    return finish(config, params["norm"], hidden), state
 
 
 def logits(

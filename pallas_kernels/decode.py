@@ -1,6 +1,6 @@
 """decode, by the backend that serves best: Mosaic on Hopper where it reads the codecs, else Triton.
 
-Which one it is shows in the plan: Mosaic wants the pages of all units in a row.
+Which one it is shows in the plan: Mosaic wants the tiles of all units in a row.
 """
 
 import jax
@@ -9,11 +9,11 @@ from jaxtyping import Array, Float, Int
 from jkvq.pallas_kernels.formats.codecs import Codec
 from jkvq.pallas_kernels.formats.packed import LayerIndex
 from jkvq.pallas_kernels.mosaic import decode as mosaic
-from jkvq.pallas_kernels.mosaic.program import reads, share_count
+from jkvq.pallas_kernels.mosaic.program import reads, share_count, tile_tokens
 from jkvq.pallas_kernels.settings import decode_settings, prefers_mosaic, reads_together
 from jkvq.pallas_kernels.triton import decode as triton
 from jkvq.pallas_kernels.types import Heads, Implementation
-from jkvq.pallas_kernels.work import DecodePlan, Partials, Span, pages_in_order, share_work
+from jkvq.pallas_kernels.work import DecodePlan, Partials, Span, share_work, tiles_in_order
 
 Codecs = tuple[Codec, Codec]
 
@@ -40,10 +40,10 @@ def plan_decode(
         return triton.plan_decode(
             length, page=page, kv_heads=heads.kv, settings=decode_settings(codecs[0])
         )
-    units = -(-length // page)
+    tile = tile_tokens(codecs, heads, page)
     cores = getattr(jax.devices()[0], "core_count", None) or 1
-    shares = share_work(units, share_count(codecs, heads, page, cores))
-    return DecodePlan(length, shares, pages_in_order(shares, table))
+    shares = share_work(-(-length // tile), share_count(codecs, heads, page, cores))
+    return DecodePlan(length, shares, tiles_in_order(shares, table, page // tile))
 
 
 def decode(
@@ -60,11 +60,11 @@ def decode(
     ``together``: in one launch, where Mosaic reads them all; None does what is tuned.
     """
     together = reads_together() if together is None else together
-    if together and all(span.plan.pages is not None for span in spans):
+    if together and all(span.plan.tiles is not None for span in spans):
         return mosaic.decode(q, spans, layer, scale=scale)
     found = []
     for span in spans:
-        if span.plan.pages is not None:
+        if span.plan.tiles is not None:
             found += mosaic.decode(q, [span], layer, scale=scale)
             continue
         keys, values, codecs, *reads = span

@@ -23,6 +23,12 @@ def rotate(
     return jnp.concatenate(turned, axis=-1).astype(x.dtype)
 
 
+def along_and_across(q: Float[Array, "*n H"], x: Float[Array, "*#n H"]) -> Float[Array, "*n H"]:
+    """The numbers whose product with (cos, sin) of an angle is q . x, with x turned by it."""
+    (a, b), (c, d) = (jnp.split(y.astype(jnp.float32), 2, axis=-1) for y in (q, x))
+    return jnp.concatenate(jnp.broadcast_arrays(a * c + b * d, b * c - a * d), axis=-1)
+
+
 def rotated_dots(
     q: Float[Array, "*n H"],
     x: Float[Array, "*#n H"],
@@ -30,7 +36,5 @@ def rotated_dots(
     sin: Float[Array, "S h"],
 ) -> Float[Array, "*n S"]:
     """q . x, with x turned by each of S angles."""
-    (a, b), (c, d) = (jnp.split(y.astype(jnp.float32), 2, axis=-1) for y in (q, x))
-    along, across = jnp.broadcast_arrays(a * c + b * d, b * c - a * d)
-    both, turns = (jnp.concatenate(y, axis=-1) for y in ((along, across), (cos, sin)))
-    return jnp.einsum("...h,sh->...s", both, turns, precision="highest")
+    turns = jnp.concatenate([cos, sin], axis=-1)
+    return jnp.einsum("...h,sh->...s", along_and_across(q, x), turns, precision="highest")

@@ -4,10 +4,13 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Float, Float16, Int, UInt16
 
 from jkvq.pallas_kernels.formats.codecs import Codec
 from jkvq.pallas_kernels.formats.packed import LayerIndex, Packed
+from jkvq.pallas_kernels.norm import rms_norm
+from jkvq.pallas_kernels.rotary import rotate
 
 # "reference": plain JAX, in float32, on any device.
 # "pallas": the kernels, on an NVIDIA GPU of compute capability 8 or more.
@@ -77,6 +80,57 @@ class TokenTransform:
     layer: LayerIndex = 0
 
 
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class HeadNorm:
+    """The norm of a head's channels (norm.py)."""
+
+    weight: Float[Array, " H"]
+    eps: float = field(metadata={"static": True})
+    of_one: bool = field(metadata={"static": True})
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class NewHeads:
+    """Heads of new tokens as the product with their weights left them, among those of others.
+
+    A kernel that loads them can do the rest; ``finished`` does it in plain JAX.
+
+    joined: of which ``count`` heads are meant, from ``first`` on.
+    norm, rotary: what is still to be done to each, in this order; rotary are cos and sin.
+    """
+
+    joined: Float[Array, "B T n H"]
+    first: int = field(metadata={"static": True})
+    count: int = field(metadata={"static": True})
+    norm: HeadNorm | None = None
+    rotary: tuple[Float[Array, "B T H/2"], Float[Array, "B T H/2"]] | None = None
+
+    @classmethod
+    def of(cls, heads: Float[Array, "B T n H"]) -> "NewHeads":
+        """Those that are finished."""
+        return cls(heads, 0, heads.shape[2])
+
+    @property
+    def finished(self) -> Float[Array, "B T count H"]:
+        x = self.joined[:, :, self.first : self.first + self.count]
+        if self.norm is not None:
+            x = rms_norm(x, self.norm.weight, self.norm.eps, of_one=self.norm.of_one)
+        return x if self.rotary is None else rotate(x, *self.rotary)
+
+
+class Queries(NamedTuple):
+    """New queries as they meet the cache.
+
+    rotated: what meets stored keys.
+    means: what meets the turns of pages (`Shift`), where keys are stored without their mean.
+    """
+
+    rotated: Float[Array, "B T N H"]
+    means: Float[Array, "B T N H"] | None
+
+
 @dataclass(frozen=True)
 class InPages:
     """Tokens that lie in pages of float16 numbers already: token (b, t) in page, slot."""
@@ -91,7 +145,7 @@ class WriteSide:
     """One side, keys or values, of ``write``: its pages, new tokens and what is done to them."""
 
     pages: Packed
-    tokens: Float[Array, "B T K H"] | InPages
+    tokens: NewHeads | InPages
     codec: Codec
     transform: TokenTransform = TokenTransform()
 
@@ -101,10 +155,19 @@ class WriteSide:
 class Shift:
     """What is added to q . k: the same for all tokens that share a number.
 
-    scores: by query head and number.
+    It is q . mean, with a mean that stands where the number says: queries . turns (rotary.py).
+
+    queries: numbers of each query head; turns: as many of each place.
     number: of each slot of a sequence's pages; None counts the pages, from ``first`` on.
     """
 
-    scores: Float[Array, "B N P"]
+    queries: Float[Array, "B N H"]
+    turns: Float16[Array, "P H"]
     number: Int[Array, "B slots"] | None = None
     first: int = field(default=0, metadata={"static": True})
+
+    @property
+    def scores(self) -> Float[Array, "B N P"]:
+        """All of them."""
+        turns = self.turns.astype(jnp.float32)
+        return jnp.einsum("bnh,ph->bnp", self.queries, turns, precision="highest")

@@ -73,22 +73,25 @@ class DecodePlan:
     """What the queries of a step see of one kind of pages, and who reads it.
 
     length: tokens of each sequence.
-    pages: of all units, one after the other, as Mosaic's kernel wants them.
+    tiles: of all units, one after the other, as Mosaic's kernel wants them.
     settings: of Triton's kernel.
     """
 
     length: Int[Array, " B"]
     shares: Shares
-    pages: Int[Array, " units"] | None = None
+    tiles: Int[Array, " units"] | None = None
     settings: DecodeSettings | None = field(default=None, metadata={"static": True})
 
 
-def pages_in_order(shares: Shares, table: Int[Array, "B M"]) -> Int[Array, " units"]:
-    """The page of every unit, of as many as there can be; any page past the last one."""
-    unit = jnp.arange(table.size, dtype=jnp.int32)
+def tiles_in_order(shares: Shares, table: Int[Array, "B M"], of_page: int) -> Int[Array, " units"]:
+    """The tile of every unit, of as many as there can be; any tile past the last one.
+
+    Tiles are counted through all pages, ``of_page`` to each.
+    """
+    unit = jnp.arange(table.size * of_page, dtype=jnp.int32)
     row = jnp.minimum(_count_until(shares.before[1:], unit), len(table) - 1)
-    column = jnp.clip(unit - shares.before[row], 0, table.shape[1] - 1)
-    return table[row, column]
+    tile = jnp.clip(unit - shares.before[row], 0, table.shape[1] * of_page - 1)
+    return table[row, tile // of_page] * of_page + tile % of_page
 
 
 class Span(NamedTuple):

@@ -40,6 +40,7 @@ from jkvq.pallas_kernels.types import (
     DecodeSettings,
     Heads,
     Implementation,
+    NewHeads,
     Shift,
     WriteSettings,
     WriteSide,
@@ -194,8 +195,9 @@ def time_decode(
     def attend(q, keys, values, block_table, plan, windows, window_plan, slot_page):
         shift = window_shift = None
         if angles is not None:
-            scores = key.mean_scores(q[:, None], 0, angles)[:, 0]
-            shift, window_shift = Shift(scores), Shift(scores, slot_page)
+            queries = key.mean_queries(q[:, None], 0)[:, 0]
+            shift = Shift(queries, angles.turns)
+            window_shift = Shift(queries, angles.turns, slot_page)
         spans = [Span(keys, values, data.codecs, block_table, plan, shift)]
         if windows is not None:
             spans.append(
@@ -231,10 +233,10 @@ def time_write(
 
     def store(state, transforms, k, v, q, page, slot):
         key, value, _ = write(
-            WriteSide(state[0], k, codecs[0], transforms[0]),
-            WriteSide(state[1], v, codecs[1], transforms[1]),
+            WriteSide(state[0], NewHeads.of(k), codecs[0], transforms[0]),
+            WriteSide(state[1], NewHeads.of(v), codecs[1], transforms[1]),
             *(0, page, slot),
-            queries=q if queries else None,
+            queries=NewHeads.of(q) if queries else None,
             settings=settings,
         )
         return key, value

@@ -24,6 +24,7 @@ import numpy as np
 import typer
 
 import jkvq
+from jkvq.attention.pack import pack_due
 from jkvq.cache.calibrated import methods_for
 from jkvq.cache.layout import empty_cache, fill_table, pages_for, table_columns
 from jkvq.cache.shape import CacheShape
@@ -104,6 +105,7 @@ def _steps(config, params, basis, cache, texts, implementation):
 
     def one(cache, tokens):
         count = jnp.ones_like(tokens)
+        cache = pack_due(cache, basis, count, "reference")
         expected, new_cache = run(cache, tokens[:, None], count)
         found, _ = run(cache, tokens[:, None], count, implementation=implementation)
         return new_cache, tuple(logits(config, params, x[:, 0]) for x in (expected, found))

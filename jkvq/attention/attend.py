@@ -21,7 +21,7 @@ from jkvq.cache.layout import LayerGroup, layer_groups, place_of
 from jkvq.cache.shape import CacheShape
 from jkvq.cache.specs.spec import CacheSpec
 from jkvq.pallas_kernels.formats.packed import LayerIndex
-from jkvq.pallas_kernels.types import Implementation
+from jkvq.pallas_kernels.types import Implementation, NewHeads
 
 
 @functools.lru_cache(maxsize=1024)
@@ -65,9 +65,9 @@ class LayerAttention:
 
     def __call__(
         self,
-        q: Float[Array, "B T N Q"],
-        k: Float[Array, "B T K H"],
-        v: Float[Array, "B T K C"],
+        q: NewHeads,
+        k: NewHeads,
+        v: NewHeads,
         groups: tuple[LayerGroup, ...],
         sinks: Float[Array, " N"] | None = None,
     ) -> tuple[Float[Array, "B T N C"], tuple[LayerGroup, ...]]:
@@ -80,32 +80,34 @@ class LayerAttention:
         )
         if self.implementation == "reference":
             how = {"scale": self.scale, "phase": self.phase}
-            out, storage = attend_plainly(view, q, k, v, self.chunk, self.plan, **how)
+            heads = (x.finished for x in (q, k, v))
+            out, storage = attend_plainly(view, *heads, self.chunk, self.plan, **how)
         else:
             out, storage = self._by_kernels(view, q, k, v)
         after = (*groups[: self.group], storage, *groups[self.group + 1 :])
-        return out.astype(q.dtype), after
+        return out.astype(q.joined.dtype), after
 
-    def _by_kernels(self, view: LayerView, q, k, v):
+    def _by_kernels(self, view: LayerView, q: NewHeads, k: NewHeads, v: NewHeads):
         # Loads the kernels, which nobody needs who runs without them.
         from jkvq.attention.kernels import attend_prefill, attend_token  # noqa: PLC0415
 
         how = {"scale": self.scale, "interpret": self.implementation == "interpret"}
-        if self.phase == "prefill":
-            return attend_prefill(view, q, k, v, self.chunk, self.plan, **how)
         if self.phase == "decode":
             return attend_token(view, q, k, v, self.chunk, self.plan, **how)
+        heads = tuple(x.finished for x in (q, k, v))
+        if self.phase == "prefill":
+            return attend_prefill(view, *heads, self.chunk, self.plan, **how)
         # Known tokens through the kernels' own decode: what evaluation sees is what runs.
         at = self.plan.page_angles
 
         def attend_next(storage, now):
-            (q, k, v), chunk, plan = now
+            heads, chunk, plan = now
             now_view = dataclasses.replace(view, storage=storage)
             plan = dataclasses.replace(plan, page_angles=at)
-            out, storage = attend_token(now_view, q, k, v, chunk, plan, **how)
+            out, storage = attend_token(now_view, *map(NewHeads.of, heads), chunk, plan, **how)
             return storage, out
 
-        each = tuple(x.swapaxes(0, 1)[:, :, None] for x in (q, k, v))  # [T, B, 1, heads, H]
+        each = tuple(x.swapaxes(0, 1)[:, :, None] for x in heads)  # [T, B, 1, heads, H]
         plans = dataclasses.replace(self.plan, page_angles=None)
         storage, out = jax.lax.scan(attend_next, view.storage, (each, self.chunk, plans))
         return out[:, :, 0].swapaxes(0, 1), storage

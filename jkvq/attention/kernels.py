@@ -18,7 +18,7 @@ from jkvq.pallas_kernels.reference.merge import merge_all
 from jkvq.pallas_kernels.settings import write_settings
 from jkvq.pallas_kernels.triton.decode import merge_partials
 from jkvq.pallas_kernels.triton.write import writable, write
-from jkvq.pallas_kernels.types import InPages, WriteSide
+from jkvq.pallas_kernels.types import InPages, NewHeads, WriteSide
 from jkvq.pallas_kernels.work import Span, one_each
 
 
@@ -29,17 +29,18 @@ def attend_prefill(
     spec, key = view.spec, view.key
     # cuDNN takes 16 bits: for a model in float32 that would be a loss.
     fused = "cudnn" if q.dtype != jnp.float32 and not interpret else "xla"
+    factors = jnp.float32 if q.dtype == jnp.float32 else jnp.float16  # as `write` has it
     parts = [self_attention(q, k, v, scale=scale, fused=fused)]
     old, boundary, mean = view.exact_tokens(plan), spec.packed(chunk.sequences.length), None
     writes = functools.partial(_write_pages, interpret=interpret)
-    entered = key.enter(k, view.layer, plan.token_angles)
+    entered = key.enter(k, view.layer, plan.token_angles, factors)
     storage = store_chunk(view, entered, v, old, plan, writes)
     if plan.page_angles is not None:
         packed = Angles(*(x[None, spec.sink_pages :] for x in plan.page_angles))
         mean = key.entered_mean(view.layer, packed)[0]
     pages = storage.key, storage.value, *view.codecs, view.index, plan.table
     exact = _exact_tokens(view, old, plan)
-    rotated = key.rotate_queries(q, view.layer)
+    rotated = key.rotate_queries(q, view.layer, factors)
     parts.append(prefix_attention(rotated, *pages, boundary, mean, exact, scale=scale, fused=fused))
     return merge_all([*parts, *view.sink_parts(q)])[0], storage
 
@@ -59,6 +60,7 @@ def _write_pages(view: LayerView, k, v, to: Targets, *, interpret: bool):
     if not all(map(writable, view.codecs)):
         return write_plainly(view, k, v, to)
     storage, (key, value) = view.storage, view.codecs
+    k, v = (x if isinstance(x, InPages) else NewHeads.of(x) for x in (k, v))
     return write(
         WriteSide(storage.key, k, key),
         WriteSide(storage.value, v, value),
@@ -72,17 +74,25 @@ def _write_pages(view: LayerView, k, v, to: Targets, *, interpret: bool):
 
 
 def attend_token(
-    view: LayerView, q, k, v, chunk: Chunk, plan: GroupPlan, *, scale: float, interpret: bool
+    view: LayerView,
+    q: NewHeads,
+    k: NewHeads,
+    v: NewHeads,
+    chunk: Chunk,
+    plan: GroupPlan,
+    *,
+    scale: float,
+    interpret: bool,
 ) -> tuple[Float[Array, "B 1 N H"], LayerGroup]:
     """A new token of each sequence is stored, and sees itself and all others as they are stored."""
     reads = plan.reads
     assert reads is not None and chunk.position.shape[1] == 1
-    means = view.mean_scores(q, plan)
     if plan.pack is not None:
         packed = pack_layer(view, plan.pack, interpret=interpret)
         view = dataclasses.replace(view, storage=packed)
     store = _store_in_pages if plan.exact is None else _store_exactly
-    storage, q = store(view, q, k, v, plan, interpret=interpret)
+    storage, queries = store(view, q, k, v, plan, interpret=interpret)
+    means = view.page_means(queries, plan)
     shift = None if means is None else means.shift()
     spans = [Span(storage.key, storage.value, view.codecs, plan.table, reads.packed, shift)]
     if plan.exact is not None:
@@ -91,51 +101,52 @@ def attend_token(
         shift = None if means is None else means.shift(reads.number)
         codecs = EXACT_CODEC, EXACT_CODEC
         spans.append(Span(*exact, codecs, plan.exact.table, reads.exact, shift))
-    parts = decode(q[:, 0], spans, view.index, scale=scale, interpret=interpret)
-    parts += [one_each(*part) for part in view.sink_parts(q[:, 0])]
-    out, _ = merge_partials(parts, q.shape[2], v.dtype, interpret=interpret)
+    parts = decode(queries.rotated[:, 0], spans, view.index, scale=scale, interpret=interpret)
+    parts += [one_each(*part) for part in view.sink_parts(queries.rotated[:, 0])]
+    out, _ = merge_partials(parts, q.count, v.joined.dtype, interpret=interpret)
     return out[:, None], storage
 
 
 def _store_in_pages(view: LayerView, q, k, v, plan: GroupPlan, *, interpret: bool):
-    """The storage with the new tokens in their pages, and the queries rotated."""
+    """The storage with the new tokens in their pages, and the queries."""
     storage, (key, value), to = view.storage, view.codecs, plan.write
     assert to is not None
     if not (writable(key) and writable(value)):
-        entered = view.key.enter(k, view.layer, plan.token_angles)
-        written = write_plainly(view, entered, v, to)
-        return LayerGroup(*written, None), view.key.rotate_queries(q, view.layer)
+        entered = view.key.enter(k.finished, view.layer, plan.token_angles)
+        written = write_plainly(view, entered, v.finished, to)
+        return LayerGroup(*written, None), view.queries(q.finished)
     transform = view.key.transform(view.layer, plan.wide_angles)
-    new_key, new_value, rotated = write(
+    new_key, new_value, queries = write(
         WriteSide(storage.key, k, key, transform),
         WriteSide(storage.value, v, value),
         view.index,
         to.page,
         to.slot,
-        queries=q if transform.rotation is not None else None,
+        queries=q,
         settings=write_settings(to.page.size),
         interpret=interpret,
     )
-    return LayerGroup(new_key, new_value, None), q if rotated is None else rotated
+    assert queries is not None
+    return LayerGroup(new_key, new_value, None), queries
 
 
 def _store_exactly(view: LayerView, q, k, v, plan: GroupPlan, *, interpret: bool):
-    """The storage with the new tokens in 16-bit pages, and the queries rotated."""
+    """The storage with the new tokens in 16-bit pages, and the queries."""
     storage, exact = view.storage, view.storage.exact
     assert exact is not None and plan.exact is not None
     to, transform = plan.exact.new, view.key.transform(view.layer, plan.wide_angles)
-    key, value, rotated = write(
+    key, value, queries = write(
         WriteSide(Packed(exact.key), k, EXACT_CODEC, transform),
         WriteSide(Packed(exact.value), v, EXACT_CODEC),
         view.index,
         to.page,
         to.slot,
-        queries=q if transform.rotation is not None else None,
+        queries=q,
         settings=write_settings(to.page.size),
         interpret=interpret,
     )
-    storage = dataclasses.replace(storage, exact=ExactPages(key.codes, value.codes))
-    return storage, q if rotated is None else rotated
+    assert queries is not None
+    return dataclasses.replace(storage, exact=ExactPages(key.codes, value.codes)), queries
 
 
 def pack_layer(view: LayerView, plan: PackPlan, *, interpret: bool) -> LayerGroup:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jkvq.attention.page_means import MeanScores
+from jkvq.attention.page_means import PageMeans
 from jkvq.attention.step_plan import GroupPlan
 from jkvq.cache.basis import SideBasis
 from jkvq.cache.exact_pages import read_pages
@@ -14,6 +14,7 @@ from jkvq.cache.specs.spec import CacheSpec
 from jkvq.pallas_kernels.formats.codecs import Codec
 from jkvq.pallas_kernels.formats.packed import LayerIndex
 from jkvq.pallas_kernels.reference.merge import sink_part
+from jkvq.pallas_kernels.types import Queries
 
 
 @dataclass(frozen=True)
@@ -55,9 +56,13 @@ class LayerView:
         value = jnp.zeros((1, q.shape[-1])) if zero is None else zero[self.layer]
         return [sink_part(self.sinks, value, q.shape[:-2])]
 
-    def mean_scores(self, q: Float[Array, "B T N H"], plan: GroupPlan) -> MeanScores | None:
-        """q . mean of every page, of queries as they come; None without a mean."""
-        if plan.page_angles is None:
+    def queries(self, q: Float[Array, "B T N H"]) -> Queries:
+        """As they meet the layer."""
+        rotated = self.key.rotate_queries(q, self.layer)
+        return Queries(rotated, self.key.mean_queries(q, self.layer))
+
+    def page_means(self, queries: Queries, plan: GroupPlan) -> PageMeans | None:
+        """q . mean of every page; None without a mean."""
+        if queries.means is None or plan.page_angles is None:
             return None
-        scores = self.key.mean_scores(q, self.layer, plan.page_angles)
-        return MeanScores(scores, self.spec)
+        return PageMeans(queries.means, plan.page_angles.turns, self.spec)

@@ -29,9 +29,9 @@ def attend_plainly(
     view: LayerView, q, k, v, chunk: Chunk, plan: GroupPlan, *, scale: float, phase: Phase
 ) -> tuple[Float[Array, "B T N C"], LayerGroup]:
     """Stores a chunk in one layer, and lets its queries attend."""
-    means = view.mean_scores(q, plan)
     H = k.shape[-1]
-    turned = view.key.rotate_queries(q[..., :H], view.layer)
+    queries = view.queries(q[..., :H])
+    means, turned = view.page_means(queries, plan), queries.rotated
     q = turned if q.shape[-1] == H else jnp.concatenate([turned, q[..., H:]], axis=-1)
     k = view.key.enter(k, view.layer, plan.token_angles)
     packed = functools.partial(_packed, view, q, plan, means, scale=scale)

@@ -38,7 +38,7 @@ from jkvq.pallas_kernels.formats.digits import PARTS, column_channels, relative_
 from jkvq.pallas_kernels.formats.lloyd import Allocation, make_allocation
 from jkvq.pallas_kernels.formats.packed import LayerIndex
 from jkvq.pallas_kernels.formats.words import GREATEST
-from jkvq.pallas_kernels.rotary import angles, rotate, rotated_dots
+from jkvq.pallas_kernels.rotary import along_and_across, angles, rotate
 from jkvq.pallas_kernels.types import TokenTransform
 from jkvq.support.errors import UserError
 
@@ -57,6 +57,11 @@ class Angles(NamedTuple):
         """In the width of a head, as kernels take them (`TokenTransform.angles`)."""
         cos = jnp.concatenate([self.cos, self.cos], axis=-1)
         return cos, jnp.concatenate([-self.sin, self.sin], axis=-1)
+
+    @property
+    def turns(self) -> Float16[Array, "*n H"]:
+        """As `SideBasis.mean_queries` meets them."""
+        return jnp.concatenate([self.cos, self.sin], axis=-1)
 
     def in_float32(self) -> tuple[Float[Array, "*n H/2"], Float[Array, "*n H/2"]]:
         return self.cos.astype(jnp.float32), self.sin.astype(jnp.float32)
@@ -102,12 +107,15 @@ class SideBasis:
         return Angles(cos.astype(jnp.float16), sin.astype(jnp.float16))
 
     def enter(
-        self, x: Float[Array, "B T K H"], layer: LayerIndex, at: Angles | None
+        self, x: Float[Array, "B T K H"], layer: LayerIndex, at: Angles | None, factors=jnp.float32
     ) -> Float[Array, "B T K H"]:
-        """(x - mean) R, in float32 unless it is x itself; ``at`` from the pages of the tokens."""
+        """(x - mean) R, in float32 unless it is x itself; ``at`` from the pages of the tokens.
+
+        ``factors``: what the product is taken of, float16 as the kernels do.
+        """
         if self.mean is not None:
             x = x.astype(jnp.float32) - self.mean_at(layer, at)
-        return _rotated(x, self.rotation(layer))
+        return _rotated(x, self.rotation(layer), factors)
 
     def leave(self, x: Float[Array, "B T K H"], layer: LayerIndex) -> Float[Array, "B T K H"]:
         """x R^-1, in float32 unless it is x itself: without the mean, what ``enter`` undoes."""
@@ -124,19 +132,20 @@ class SideBasis:
         """What ``enter`` takes off, in the basis of the cache."""
         return _rotated(self.mean_at(layer, at), self.rotation(layer))
 
-    def mean_scores(
-        self, q: Float[Array, "B T N H"], layer: LayerIndex, at: Angles
-    ) -> Float[Array, "B T N P"]:
-        """q . mean, with the mean where it stands in each of P pages."""
-        assert self.mean is not None
+    def mean_queries(
+        self, q: Float[Array, "B T N H"], layer: LayerIndex
+    ) -> Float[Array, "B T N H"] | None:
+        """What gives q . mean by the turns of a page, with the mean where it stands there."""
+        if self.mean is None:
+            return None
         mean = jnp.repeat(self.mean[layer], q.shape[2] // self.mean.shape[1], axis=0)
-        return rotated_dots(q, mean[None, None], *at.in_float32())
+        return along_and_across(q, mean[None, None])
 
     def rotate_queries(
-        self, q: Float[Array, "B T N H"], layer: LayerIndex
+        self, q: Float[Array, "B T N H"], layer: LayerIndex, factors=jnp.float32
     ) -> Float[Array, "B T N H"]:
         """q R^-T, each query head by its KV head's R; float32 unless it is q itself."""
-        return _rotated(q, self.dual(layer))
+        return _rotated(q, self.dual(layer), factors)
 
     def rotation(self, layer: LayerIndex) -> Float[Array, "k H H"] | None:
         """R of a layer, for k equal shares of its heads."""
@@ -219,14 +228,20 @@ def _of_layer(every: Float[Array, "l k H H"], layer: LayerIndex) -> Float[Array,
 
 
 def _rotated(
-    x: Float[Array, "B T N H"], R: Float[Array, "k H H"] | None
+    x: Float[Array, "B T N H"], R: Float[Array, "k H H"] | None, factors=jnp.float32
 ) -> Float[Array, "B T N H"]:
-    """x R, each of k equal shares of the heads with its own R."""
+    """x R, each of k equal shares of the heads with its own R; of such factors, in float32."""
     if R is None:
         return x
     B, T, N, H = x.shape
-    grouped = x.astype(jnp.float32).reshape(B, T, len(R), N // len(R), H)
-    rotated = jnp.einsum("btkgh,khi->btkgi", grouped, R, precision="highest")
+    grouped = x.astype(factors).reshape(B, T, len(R), N // len(R), H)
+    rotated = jnp.einsum(
+        "btkgh,khi->btkgi",
+        grouped,
+        R.astype(factors),
+        precision="highest",
+        preferred_element_type=jnp.float32,
+    )
     return rotated.reshape(x.shape)
 
 

@@ -1,6 +1,6 @@
 """Drawing the next token, each sequence by its own rules and its own random stream."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -107,7 +107,7 @@ class SamplerArrays:
 
 # "greedy": all sequences take the most likely token.
 # "drawn": some draw, from all tokens.
-# "filtered": some draw from the most likely tokens, for which the vocabulary is sorted.
+# "filtered": some draw from the most likely tokens, for which the scores are read many times.
 Draws = Literal["greedy", "drawn", "filtered"]
 
 
@@ -150,15 +150,34 @@ def sample(
 
 
 def _filter(scaled: Float[Array, "B V"], sampler: SamplerArrays) -> Float[Array, "B V"]:
-    """The scores with those that top_k, top_p or min_p exclude at -inf."""
-    V = scaled.shape[1]
-    ordered = jnp.sort(scaled, axis=-1, descending=True)
-    rank = jnp.arange(V)[None]
-    kept = jnp.where((sampler.top_k > 0)[:, None], rank < sampler.top_k[:, None], True)
-    probability = jax.nn.softmax(jnp.where(kept, ordered, -jnp.inf), axis=-1)
-    before = jnp.cumsum(probability, axis=-1) - probability
-    kept &= (before < sampler.top_p[:, None]) | (sampler.top_p == 1)[:, None]
-    kept &= probability >= sampler.min_p[:, None] * probability[:, :1]
-    last = jnp.maximum(kept.sum(-1, keepdims=True) - 1, 0)
-    threshold = jnp.take_along_axis(ordered, last, axis=1)
-    return jnp.where(scaled >= threshold, scaled, -jnp.inf)
+    """The scores with those that top_k, top_p or min_p exclude at -inf.
+
+    What is kept are the scores from some threshold on, which is found bit by bit: that takes as
+    many readings of them as a number has bits, and no sorting.
+    """
+    order = _in_order(scaled)
+    few = _threshold(lambda kept: kept.sum(-1) >= sampler.top_k, order)
+    kept = (order >= few[:, None]) | (sampler.top_k == 0)[:, None]
+    weight = jnp.where(kept, jnp.exp(scaled - scaled.max(-1, keepdims=True)), 0.0)
+    mass = sampler.top_p * weight.sum(-1)
+    likely = _threshold(lambda kept: jnp.where(kept, weight, 0.0).sum(-1) >= mass, order)
+    kept &= (order >= likely[:, None]) | (sampler.top_p == 1)[:, None]
+    return jnp.where(kept & (weight >= sampler.min_p[:, None]), scaled, -jnp.inf)
+
+
+def _in_order(x: Float[Array, "*n"]) -> UInt32[Array, "*n"]:
+    """Integers in the order of floats: greater where those are, but for the two zeros."""
+    bits = jax.lax.bitcast_convert_type(x.astype(jnp.float32), jnp.uint32)
+    return jnp.where(bits >> 31 == 1, ~bits, bits | jnp.uint32(1 << 31))
+
+
+def _threshold(
+    enough: Callable[[Bool[Array, "B V"]], Bool[Array, " B"]], order: UInt32[Array, "B V"]
+) -> UInt32[Array, " B"]:
+    """The greatest number that leaves enough, if those from it on are kept; 0 if none does."""
+
+    def with_bit(i, threshold):
+        higher = threshold | jnp.uint32(1 << 31) >> i.astype(jnp.uint32)
+        return jnp.where(enough(order >= higher[:, None]), higher, threshold)
+
+    return jax.lax.fori_loop(0, 32, with_bit, jnp.zeros(len(order), jnp.uint32))

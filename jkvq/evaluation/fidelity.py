@@ -94,7 +94,7 @@ def fidelity(
                 weights = attention["o"]["weight"], attention.get("sinks")
                 errors = _attention_errors(layer, *weights, *qkv, **how)
                 errors["rope_score"] = _rope_score(own, layer, *qkv)
-                errors["hidden"] = _hidden_error(exact, lossy[name])
+                errors["hidden"] = _hidden_error(exact.total, lossy[name].total)
                 found[name].append(Fidelity(**{key: float(x) for key, x in errors.items()}))
             bar.advance(1)
     return found
@@ -111,6 +111,7 @@ class _Exact:
 
     def __call__(self, q, k, v, state, sinks=None):
         del state
+        q, k, v = (heads.finished for heads in (q, k, v))
 
         def exact(q, position):
             seen = causal(position, k.shape[1], self.window)[None]
@@ -134,6 +135,7 @@ class _Lossy:
     window: int | None = field(metadata={"static": True})
 
     def __call__(self, q, k, v, state, sinks=None):
+        q, k, v = (heads.finished for heads in (q, k, v))
         how = {"scale": self.scale, "window": self.window, "sinks": sinks}
         out = attend_reconstructed(self.kept, q[0], k[0], v[0], self.position, **how)
         return out[None].astype(q.dtype), state

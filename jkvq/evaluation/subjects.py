@@ -137,6 +137,7 @@ class _OverKept:
     window: int | None = field(metadata={"static": True})
 
     def __call__(self, q, new_k, new_v, before, sinks=None):
+        q, new_k, new_v = (heads.finished for heads in (q, new_k, new_v))
         k, v = (
             jax.lax.dynamic_update_slice(
                 old, new.astype(old.dtype), (self.layer, self.length, 0, 0)

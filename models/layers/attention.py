@@ -9,13 +9,13 @@ from jaxtyping import Array, Float
 
 from jkvq.models.config import ModelConfig
 from jkvq.models.layers.linear import Linear, RMSNorm, weight_of
-from jkvq.pallas_kernels.rotary import rotate
+from jkvq.pallas_kernels.types import HeadNorm, NewHeads
 
 Rotary = tuple[Float[Array, "B T H/2"], Float[Array, "B T H/2"]]  # cos, sin
 
 
 class Attend(Protocol):
-    """What a layer does with its queries, keys and values, which carry their rotary positions.
+    """What a layer does with its queries, keys and values, which are to be finished.
 
     A pytree, so that a compiled layer takes it as an argument: layers whose ``Attend`` differ in
     arrays alone share a program.
@@ -23,17 +23,16 @@ class Attend(Protocol):
 
     def __call__(
         self,
-        q: Float[Array, "B T N Q"],
-        k: Float[Array, "B T K H"],
-        v: Float[Array, "B T K C"],
+        q: NewHeads,
+        k: NewHeads,
+        v: NewHeads,
         state: Any,
         sinks: Float[Array, " N"] | None = None,
         /,
     ) -> tuple[Float[Array, "B T N C"], Any]:
         """The attention's output and the state after this layer.
 
-        Where queries have more channels than keys, the rest of them meets values: Q = H + C then,
-        else Q = H = C.
+        Where queries have more channels than keys, the rest of them meets values.
         ``sinks``: a logit of each query head beside those of the tokens; None is none.
         """
         ...
@@ -57,20 +56,23 @@ class Attention(nnx.Module):
     def __call__(self, x, rotary: tuple[Rotary, ...], attend: Attend, state):
         (B, T, _), N, K = x.shape, self.config.heads, self.config.kv_heads
         heads = self.qkv(x).reshape(B, T, -1, self.config.head_dim)
-        q, k, v = heads[:, :, :N], heads[:, :, N : N + K], heads[:, :, N + K :]
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = self._normed(self.q_norm, q), self._normed(self.k_norm, k)
         cos, sin = rotary[self.config.rotary]
-        q, k = rotate(q, *amplified(self.config, cos, sin)), rotate(k, cos, sin)
+        q = self._heads(heads, 0, N, self.q_norm, amplified(self.config, cos, sin))
+        k = self._heads(heads, N, K, self.k_norm, (cos, sin))
         sinks = () if self.sinks is None else (self.sinks[...],)
-        out, state = attend(q, k, v, state, *sinks)
+        out, state = attend(q, k, NewHeads(heads, N + K, K), state, *sinks)
         return self.o(out.reshape(B, T, -1)), state
 
-    def _normed(self, norm: RMSNorm, x: Float[Array, "B T n H"]) -> Float[Array, "B T n H"]:
-        """Each head by itself, or all together."""
+    def _heads(self, joined, first: int, count: int, norm: RMSNorm | None, turn: Rotary):
+        """Heads to be normed, each by itself, and turned; a norm of all together is taken here."""
+        if norm is None:
+            return NewHeads(joined, first, count, None, turn)
         if not self.config.qk_norm_whole:
-            return norm(x)
-        return norm(x.reshape(*x.shape[:2], -1)).reshape(x.shape)
+            by = HeadNorm(norm.weight[...], norm.eps, norm.of_one)
+            return NewHeads(joined, first, count, by, turn)
+        x = joined[:, :, first : first + count]
+        normed = norm(x.reshape(*x.shape[:2], -1)).reshape(x.shape)
+        return NewHeads(normed, 0, count, None, turn)
 
 
 def amplified(config: ModelConfig, cos, sin) -> Rotary:

@@ -14,6 +14,7 @@ from jkvq.models.config import ModelConfig
 from jkvq.models.layers.attention import Attend, Rotary, amplified
 from jkvq.models.layers.linear import Linear, RMSNorm, precision_of
 from jkvq.pallas_kernels.rotary import rotate
+from jkvq.pallas_kernels.types import NewHeads
 
 _NORM_EPS = 1e-6  # whatever the config says of other norms
 
@@ -52,7 +53,7 @@ class LatentAttention(nnx.Module):
             ],
             axis=-1,
         )
-        out, state = attend(q, k, c, state)
+        out, state = attend(NewHeads.of(q), NewHeads.of(k), NewHeads.of(c), state)
         out = jnp.einsum("btnc,nhc->btnh", out, to_values, precision=precision)
         return self.o(out.reshape(B, T, -1)), state
 

@@ -1,9 +1,11 @@
 """Products with weights, and norms."""
 
-import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
+
+from jkvq.pallas_kernels.norm import rms_norm
+from jkvq.pallas_kernels.settings import has_gpu
 
 
 def weight_of(*shape: int) -> nnx.Param:
@@ -29,16 +31,23 @@ class Linear(nnx.Module):
 
 
 class RMSNorm(nnx.Module):
-    """x / rms(x) * weight, the mean square taken in float32; or * (1 + weight), all in float32."""
+    """x / rms(x) * weight, or * (1 + weight)."""
 
     def __init__(self, size: int, eps: float, *, of_one: bool = False):
         self.weight = weight_of(size)
         self.eps, self.of_one = eps, of_one
 
     def __call__(self, x: Float[Array, "*rows D"]) -> Float[Array, "*rows D"]:
-        wide = x.astype(jnp.float32)
-        wide = wide * jax.lax.rsqrt(jnp.mean(wide * wide, -1, keepdims=True) + self.eps)
-        weight = jnp.expand_dims(self.weight[...], range(x.ndim - 1))
-        if self.of_one:
-            return (wide * (1.0 + weight.astype(jnp.float32))).astype(x.dtype)
-        return wide.astype(x.dtype) * weight
+        return rms_norm(x, self.weight[...], self.eps, of_one=self.of_one)
+
+    def after(
+        self, x: Float[Array, "B T D"], more: Float[Array, "B T D"]
+    ) -> tuple[Float[Array, "B T D"], Float[Array, "B T D"]]:
+        """x + more, and its norm; of a decode step on a GPU by a kernel."""
+        if x.shape[1] > 1 or not has_gpu():
+            x = x + more
+            return x, self(x)
+        # Loads a kernel, which nobody needs who has no GPU.
+        from jkvq.pallas_kernels.triton.add_norm import add_norm  # noqa: PLC0415
+
+        return add_norm(x, more, self.weight[...], self.eps, of_one=self.of_one)

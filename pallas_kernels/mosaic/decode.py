@@ -5,7 +5,8 @@ A *team* of warps has a share of some KV heads and reads its pages from a ring o
 memory (ring.py), tile by tile; what a warp does is in warp.py, with a tile in
 sides/. Warps never wait for each other but for a slot. Pages of several formats, packed ones
 and those of the windows, are read one after the other: each format's work is cut into equal shares,
-dealt out from either end, so that little work of two formats meets in no team.
+dealt out from either end, so that little work of two formats meets in no team, and little work of
+one is spread over all blocks.
 """
 
 from dataclasses import replace
@@ -45,7 +46,7 @@ def decode(
     programs = same_threads([_program(q, span, scale) for span in spans])
     blocks = max(-(-each.shares * each.groups // each.teams.count) for each in programs)
     programs = [
-        replace(program, from_end=number % 2 * blocks * program.teams.count)
+        replace(program, blocks=blocks, from_end=number % 2 == 1)
         for number, program in enumerate(programs)
     ]
     arrays = [_arrays(span) for span in spans]
@@ -107,17 +108,17 @@ def _program(q: Float[Array, "B N H"], span: Span, scale: float) -> Program:
 def _arrays(span: Span) -> list[Array]:
     """The arrays of a span, as a warp takes them."""
     plan, shares, shift = span.plan, span.plan.shares, span.shift
-    assert plan.pages is not None
+    assert plan.tiles is not None
     sides = (x for side in (span.keys, span.values) for x in (side.codes, side.params))
-    added = () if shift is None else (shift.scores, shift.number)
-    order = shares.before, shares.first, shares.last, plan.length, plan.pages
+    added = () if shift is None else (shift.queries, shift.turns, shift.number)
+    order = shares.before, shares.first, shares.last, plan.length, plan.tiles
     return [*order, *(x for x in (*sides, _table(span), *added) if x is not None)]
 
 
 def _table(span: Span) -> Array | None:
     """What a warp must know of the channels of a stream."""
-    codec, codes = span.codecs[0], span.keys.codes
+    codec = span.codecs[0]
     if not span.keys.stream:
         return None
     assert isinstance(codec, LloydCodec) and codec.allocation is not None
-    return channel_table(codec.allocation, codes.shape[3], codes.shape[4])
+    return channel_table(codec.allocation)

@@ -160,24 +160,29 @@ def share_count(codecs: tuple[Codec, Codec], heads: Heads, page: int, cores: int
     return max(1, cores * teams.count * teams.heads // heads.kv)
 
 
+def tile_tokens(codecs: tuple[Codec, Codec], heads: Heads, page: int) -> int:
+    """Tokens of a unit of the work, which is a tile."""
+    return _teams(codecs, heads, page).tile
+
+
 def _teams(codecs: tuple[Codec, Codec], heads: Heads, page: int) -> Teams:
     return make_teams(heads, page, sum(Format.of(codec, heads.channels).bytes for codec in codecs))
 
 
 class ShiftNumbers(NamedTuple):
-    """What is added to scores: so many numbers for a query head.
+    """What is added to scores: there are so many turns.
 
-    first: that of the first page; slots: of a sequence that say which is theirs, if they do.
+    first: the turn of the first page; slots: of a sequence that say which is theirs, if they do.
     """
 
-    numbers: int
+    turns: int
     first: int
     slots: int
 
     @classmethod
     def of(cls, shift: Shift) -> "ShiftNumbers":
         slots = 0 if shift.number is None else shift.number.shape[1]
-        return cls(shift.scores.shape[2], shift.first, slots)
+        return cls(len(shift.turns), shift.first, slots)
 
 
 @dataclass(frozen=True)
@@ -193,7 +198,8 @@ class Program:
     shares: int
     scale: float  # of scores to base 2
     shift: ShiftNumbers | None
-    from_end: int = 0  # teams of the grid, if the last one has the first share
+    blocks: int = 0  # of the grid
+    from_end: bool = False  # whether the grid's last team has the first share
 
     @property
     def sides(self) -> list[Side]:

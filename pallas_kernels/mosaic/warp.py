@@ -11,11 +11,13 @@ from typing import Any
 from jax.experimental.mosaic.gpu import utils
 
 from jkvq.pallas_kernels.mosaic.lanes import Lanes, Value
-from jkvq.pallas_kernels.mosaic.program import SLOTS, WARPS, Program, ShiftNumbers
+from jkvq.pallas_kernels.mosaic.means import PageMeans
+from jkvq.pallas_kernels.mosaic.program import SLOTS, WARPS, Program
 from jkvq.pallas_kernels.mosaic.ring import Ring
 from jkvq.pallas_kernels.mosaic.sides.stream_keys import ENTRY
 from jkvq.pallas_kernels.mosaic.tile import HEADS, Tile
 
+_RING = 4  # of what a tile hands on: where the next ones are
 _NOTHING = -1e30  # a score that counts for nothing
 
 
@@ -56,9 +58,9 @@ class Warp:
         memory = o.mul(utils.warpgroup_idx(), o.i(room.warpgroup_bytes))
         memory = o.add(memory, o.mul(of_group, o.i(SLOTS * program.slot_bytes)))
         barriers = o.add(o.mul(team, o.i(16 * SLOTS)), o.i(room.first_barrier))
-        of_all = o.add(o.mul(utils.block_idx(), o.i(teams.count)), team)
+        of_all = o.add(o.mul(team, o.i(program.blocks)), utils.block_idx())
         if program.from_end:
-            of_all = o.sub(o.i(program.from_end - 1), of_all)
+            of_all = o.sub(o.i(program.blocks * teams.count - 1), of_all)
         self.share, group = self._divided(of_all, program.groups)
         self.own, query = self._divided(self.in_team, teams.warps)
         self.head = o.add(o.mul(group, o.i(teams.heads)), self.own)
@@ -123,26 +125,22 @@ class Warp:
     def _tile_at(self, v: Value) -> tuple[Value, Value]:
         """The page of tile v of all, and its number there; any for one past the share's end."""
         o = self.o
-        unit, tile = self._divided(v, self.program.tiles)
-        unit = o.max(o.min(unit, o.sub(self.stop, o.i(1))), o.i(0))
-        return o.add(self.of_layer, o.load(self.order, unit)), tile
-
-    def _tiles(self, units: Value) -> Value:
-        return self.o.mul(units, self.o.i(self.program.tiles))
+        v = o.max(o.min(v, o.sub(self.stop, o.i(1))), o.i(0))
+        page, tile = self._divided(o.load(self.order, v), self.program.tiles)
+        return o.add(self.of_layer, page), tile
 
     def run(self) -> None:
         """All sequences of the share; the warpgroup's warps leave together."""
         o = self.o
-        begin, self.end = self._tiles(self.start), self._tiles(self.stop)
         with o.when(o.eq(self.in_team, o.i(0))):
             self.ring.set_up()
             for slot in range(SLOTS):
-                v = o.add(begin, o.i(slot))
-                with o.when(o.lt(v, self.end)):
+                v = o.add(self.start, o.i(slot))
+                with o.when(o.lt(v, self.stop)):
                     self.ring.order(*self._tile_at(v), o.i(slot))
         utils.warpgroup_barrier()
         # The slot of the next tile, its barrier's parity, and what comes into the slot after it
-        carry = [o.i(0), o.i(0), *self._tile_at(o.add(begin, o.i(SLOTS)))]
+        carry = [o.i(0), o.i(0), *self._tile_at(o.add(self.start, o.i(SLOTS)))]
         o.loop(self.first, self.past, carry, self._sequence)
         utils.warpgroup_barrier()
 
@@ -157,42 +155,53 @@ class Warp:
         o, program = self.o, self.program
         row = o.mul(self._query_row(b, o.shr(self.lane, 3)), o.i(program.shape[3]))
         query = self.keys.query(lambda n: self.load_query(self.q, o.add(row, n)), program.scale)
-        begin = o.load(self.before, b)
-        after = o.load(self.before, o.add(b, o.i(1)))
-        first = self._tiles(o.max(self.start, begin))
-        past = self._tiles(o.min(self.stop, after))
-        self.b, self.begin, self.tokens = b, self._tiles(begin), o.load(self.length, b)
+        self.b, self.tokens = b, o.load(self.length, b)
+        self.begin = o.load(self.before, b)
+        first = o.max(self.start, self.begin)
+        past = o.min(self.stop, o.load(self.before, o.add(b, o.i(1))))
         nothing = [*self.values.zero, o.f(0.0), o.f(0.0)]  # and the softmax's sum, minus its bound
-        shifts = [self._added(first)] if self.shift else []
+        means = self._means(b, row)
+        added = [] if means is None else [o.f(0.0)] * 2  # what tiles of the same pages hand on
 
         def one(v, carry):
-            return self._one_tile(v, query, o.eq(v, first), carry)
+            ring, added, state = carry[:_RING], carry[_RING : -len(nothing)], carry[-len(nothing) :]
+            less = state[-1]
+            if means is not None:
+                more, added = means.of_tile(*(o.sub(x, self.begin) for x in (first, v)), added)
+                less = o.fadd(more, less)
+            found = self._one_tile(v, query, less, o.eq(v, first), [*ring, *state])
+            return [*found[:_RING], *added, *found[_RING:]]
 
-        found = o.loop(first, past, [*carry, *shifts, *nothing], one)
-        self._store(found[len(carry) + len(shifts) :])
-        return found[: len(carry)]
+        found = o.loop(first, past, [*carry, *added, *nothing], one)
+        self._store(found[-len(nothing) :])
+        return found[:_RING]
 
-    def _added(self, v: Value) -> Value:
-        """What is added to the scores of a tile."""
-        o, (numbers, first, slots) = self.o, self.program.shift or ShiftNumbers(0, 0, 0)
-        scores, *number = self.shift
-        page, _ = self._divided(o.sub(v, self.begin), self.program.tiles)
-        if number:
-            slot = o.min(o.mul(page, o.i(self.program.page)), o.i(slots - 1))
-            page = o.load(number[0], o.add(o.mul(self.b, o.i(slots)), slot))
-        else:
-            page = o.add(page, o.i(first))
-        row = o.mul(self._query_row(self.b, self.tile.c), o.i(numbers))
-        return o.load_float(scores, o.add(row, o.min(page, o.i(numbers - 1))))
+    def _means(self, b: Value, row: Value) -> PageMeans | None:
+        """What is added to the scores of a sequence's pages; ``row`` is that of its query."""
+        o, program, shift = self.o, self.program, self.program.shift
+        if shift is None:
+            return None
+        queries, turns, *number = self.shift
 
-    def _one_tile(self, v: Value, query: Any, is_first: Value, carry: list[Value]):
+        def row_of(page: Value) -> Value:
+            if number:
+                slot = o.min(o.mul(page, o.i(program.page)), o.i(shift.slots - 1))
+                found = o.load(number[0], o.add(o.mul(b, o.i(shift.slots)), slot))
+            else:
+                found = o.add(page, o.i(shift.first))
+            return o.min(found, o.i(shift.turns - 1))
+
+        def load(channel: Value) -> Value:
+            return o.load_float(queries, o.add(row, channel))
+
+        sizes = program.tiles, program.shape[3]
+        return PageMeans(self.tile, *sizes, load, program.scale, turns, row_of)
+
+    def _one_tile(self, v: Value, query: Any, less: Value, is_first: Value, carry: list[Value]):
+        """``less`` is added to its scores."""
         o, program, ring = self.o, self.program, self.ring
         slot, parity, page, tile, *carry = carry
-        size, shifts = program.teams.tile, []
-        base, less = ring.wait(slot, parity), carry[-1]
-        if self.shift:  # a tile ahead, as nothing hides how long a load takes
-            less = o.ffma(carry.pop(0), o.f(program.scale), less)
-            shifts = [self._added(o.add(v, o.i(1)))]
+        size, base = program.teams.tile, ring.wait(slot, parity)
         key, value = ([o.add(base, at) for at in each] for each in self.places)
         scores = self.keys.scores(key, query, less)
         left = o.sub(self.tokens, o.mul(o.sub(v, self.begin), o.i(size)))
@@ -201,11 +210,11 @@ class Warp:
         )
         whole = o.lt(o.i(size - 1), left)
         carry = o.if_(whole, carry, lambda: add(None), lambda: add(left))
-        more = o.lt(o.add(v, o.i(SLOTS)), self.end)
+        more = o.lt(o.add(v, o.i(SLOTS)), self.stop)
         with o.when(o.and_(ring.leave(slot), more)):
             ring.order(page, tile, slot)
         follows = self._tile_at(o.add(v, o.i(SLOTS + 1)))
-        return [*ring.after(slot, parity), *follows, *shifts, *carry]
+        return [*ring.after(slot, parity), *follows, *carry]
 
     def _store(self, state: list[Value]) -> None:
         """Writes the partial result of a sequence; later parts are added to what is there."""

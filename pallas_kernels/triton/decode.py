@@ -74,6 +74,7 @@ def decode(
         shares=shares,
         page=keys.page,
         scale=scale * _LOG2E,
+        first=0 if shift is None else shift.first,
         exact_query=q.dtype == jnp.bfloat16,
         interpret=interpret,
     )
@@ -84,7 +85,7 @@ def decode(
         "q": q,
         "key": codec_operands(keys, key_codec),
         "value": codec_operands(values, value_codec),
-        "shift": shift,
+        "shift": None if shift is None else (shift.scores, shift.number),
     }
     # Programs store whole tiles of rows, of which the last are masked: leave room for them.
     rows = (shares + B - 1) * N + ROWS
@@ -114,6 +115,7 @@ class _Program:
     shares: int
     page: int
     scale: float  # of scores to base 2
+    first: int  # the number of the first page's shift
     exact_query: bool  # whether it is in bfloat16
     interpret: bool
 
@@ -161,13 +163,14 @@ class _Program:
             """Of page i, or of the last one where that is past the end: [ROWS, 1 or p]."""
             if shift is None:
                 return None
-            if shift.number is None:
-                number = jnp.full(1, shift.first + i, jnp.int32)
+            scores, numbers = shift
+            if numbers is None:
+                number = jnp.full(1, self.first + i, jnp.int32)
             else:
                 slot = i * p + jnp.arange(p, dtype=jnp.int32)
-                number = shift.number[b, jnp.minimum(slot, shift.number.shape[1] - 1)]
-            number = jnp.minimum(number, shift.scores.shape[2] - 1)
-            return shift.scores[b, head * self.group + row, number[None]]
+                number = numbers[b, jnp.minimum(slot, numbers.shape[1] - 1)]
+            number = jnp.minimum(number, scores.shape[2] - 1)
+            return scores[b, head * self.group + row, number[None]]
 
         def one_page(i, carry):
             top, norm, acc, by = carry

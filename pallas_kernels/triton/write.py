@@ -3,18 +3,20 @@
     y = (x - mean) R, then codes, scale and lo of y by the codec, in place, K and V in one launch
 
 ``write`` is the kernel, for affine and float codecs: a program takes a block of tokens of one head
-and side. The queries that will meet the keys are rotated in the same launch. Tokens of other codecs
-are encoded by plain JAX (reference/scatter.py).
+and side. Heads are normed and turned to their positions first, if that is still to be done. The
+queries that will meet the keys are made in the same launch. Tokens of other codecs are encoded by
+plain JAX (reference/scatter.py).
 """
 
 import functools
+from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Int
 
 from jkvq.pallas_kernels.formats import affine
 from jkvq.pallas_kernels.formats.codecs import AffineCodec, Codec, DigitCodec, FloatCodec
@@ -25,7 +27,7 @@ from jkvq.pallas_kernels.formats.words import GREATEST, as_bfloat16
 from jkvq.pallas_kernels.triton.affine_tiles import clip_tile, nearest_levels, to_integers
 from jkvq.pallas_kernels.triton.tiles import numbers_of
 from jkvq.pallas_kernels.triton.unpack import dot
-from jkvq.pallas_kernels.types import InPages, WriteSettings, WriteSide
+from jkvq.pallas_kernels.types import InPages, NewHeads, Queries, WriteSettings, WriteSide
 
 
 def writable(codec: Codec) -> bool:
@@ -45,11 +47,11 @@ def write(
     slot: Int[Array, "B T"],
     *,
     real: Bool[Array, "B T"] | None = None,
-    queries: Float[Array, "B T N H"] | None = None,
+    queries: NewHeads | None = None,
     settings: WriteSettings,
     interpret: bool = False,
-) -> tuple[Packed, Packed, Float[Array, "B T N H"] | None]:
-    """Both sides with token (b, t) in page ``page[b, t]``, slot ``slot[b, t]``; queries rotated.
+) -> tuple[Packed, Packed, Queries | None]:
+    """Both sides with token (b, t) in page ``page[b, t]``, slot ``slot[b, t]``; and the queries.
 
     Tokens that are not ``real`` need not be written, but may be: give them a page to spare.
     """
@@ -69,21 +71,30 @@ def write(
     shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in flat]
     if real is not None:
         shared["real"] = real.reshape(-1).astype(jnp.int32)
+    new = [side.tokens if isinstance(side.tokens, NewHeads) else None for side in sides]
+    group = 0
     if queries is not None:
-        assert key.transform.dual is not None
-        shared["dual"] = key.transform.dual
-        shared["of"] = _scalar(key.transform.layer)
-        shared["queries"] = queries.reshape(tokens, -1, queries.shape[-1])
-        shapes.append(jax.ShapeDtypeStruct(shared["queries"].shape, jnp.float32))
+        group, dual, mean = queries.count // K, key.transform.dual, key.transform.mean
+        shared["queries"] = _head_operands(queries) | {"of": _scalar(key.transform.layer)}
+        like = (tokens, queries.count, queries.joined.shape[3])
+        shapes.append(
+            jax.ShapeDtypeStruct(like, queries.joined.dtype if dual is None else jnp.float32)
+        )
+        if dual is not None:
+            shared["queries"]["dual"] = dual
+        if mean is not None:
+            shared["queries"]["mean"] = mean
+            shapes.append(jax.ShapeDtypeStruct(like, jnp.float32))
     written = pl.pallas_call(
         functools.partial(
             _kernel,
             tree=tree,
             codecs=[numbers_of(side.codec) for side in sides],
+            heads=[None if x is None else _HeadNumbers.of(x) for x in (*new, queries)],
             settings=settings,
             interpret=interpret,
         ),
-        grid=(pl.cdiv(tokens, settings.tokens * settings.blocks), K, 2 if queries is None else 3),
+        grid=(pl.cdiv(tokens, settings.tokens * settings.blocks), K, 2 + group),
         in_specs=[pl.no_block_spec] * len(flat)
         + [jax.tree.map(lambda _: pl.no_block_spec, x) for x in (shared, operands)],
         out_specs=[pl.no_block_spec] * len(shapes),
@@ -94,7 +105,34 @@ def write(
         name="write",
     )(*flat, shared, operands)
     first, second = (Packed(**side) for side in jax.tree.unflatten(tree, written[: len(flat)]))
-    return first, second, None if queries is None else written[-1].reshape(queries.shape)
+    if queries is None:
+        return first, second, None
+    B, T = page.shape
+    made = [x.reshape(B, T, *x.shape[1:]) for x in written[len(flat) :]]
+    return first, second, Queries(made[0], made[1] if made[1:] else None)
+
+
+@dataclass(frozen=True)
+class _HeadNumbers:
+    """What a kernel is compiled for to finish heads."""
+
+    first: int
+    eps: float
+    of_one: bool
+
+    @classmethod
+    def of(cls, heads: NewHeads) -> "_HeadNumbers":
+        norm = heads.norm
+        return cls(heads.first, *((0.0, False) if norm is None else (norm.eps, norm.of_one)))
+
+
+def _head_operands(heads: NewHeads) -> dict:
+    operands = {"x": heads.joined.reshape(-1, *heads.joined.shape[2:])}
+    if heads.norm is not None:
+        operands["norm"] = heads.norm.weight
+    if heads.rotary is not None:
+        operands["rotary"] = [x.reshape(-1, x.shape[-1]) for x in heads.rotary]
+    return operands
 
 
 def _arrays(pages: Packed) -> dict:
@@ -109,7 +147,7 @@ def _operands(side: WriteSide) -> dict:
             "slot": side.tokens.slot.reshape(-1).astype(jnp.int32),
         }
     else:
-        operands = {"x": side.tokens.reshape(-1, *side.tokens.shape[2:])}
+        operands = _head_operands(side.tokens)
     transform = side.transform
     operands["of"] = _scalar(transform.layer)
     if transform.mean is not None:
@@ -139,13 +177,12 @@ def _matrix(ref, layer, head):
     return ref[layer % ref.shape[0], head % ref.shape[1]]
 
 
-def _kernel(*refs, tree, codecs, settings: WriteSettings, interpret: bool):
+def _kernel(*refs, tree, codecs, heads, settings: WriteSettings, interpret: bool):
     count = tree.num_leaves
     shared, operands = refs[count : count + 2]
-    outputs = refs[count + 2 :]  # the pages again, the same memory, and the rotated queries
+    outputs = refs[count + 2 :]  # the pages again, the same memory, and the queries
     pages = jax.tree.unflatten(tree, outputs[:count])
     block, head, mine = (pl.program_id(axis) for axis in range(3))
-    heads = pages[0]["codes"].shape[2]
 
     def each_block(work):
         """Calls ``work`` with the tokens of each block."""
@@ -163,37 +200,83 @@ def _kernel(*refs, tree, codecs, settings: WriteSettings, interpret: bool):
         # A program does one side: twice as many work at once.
         @pl.when(mine == side)
         def _(side=side):
-            each_block(
-                _side_writer(
-                    pages[side], shared, operands[side], codecs[side], head, interpret=interpret
-                )
-            )
+            own = operands[side], heads[side], codecs[side]
+            each_block(_side_writer(pages[side], shared, *own, head, interpret=interpret))
 
     if "queries" in shared:
 
-        @pl.when(mine == 2)
+        @pl.when(mine >= 2)
         def _():
-            group = shared["queries"].shape[1] // heads
-            each_block(_query_rotator(shared, outputs[-1], head, group))
+            group = pl.num_programs(2) - 2
+            number = head * group + mine - 2  # of the query head
+            each_block(_query_maker(shared["queries"], heads[2], outputs[count:], head, number))
 
 
-def _query_rotator(shared: dict, out_ref, head, group: int):
-    """Rotates the queries of the heads that share a KV head."""
-    q_ref, R = shared["queries"], _matrix(shared["dual"], shared["of"][0], head)
+def _query_maker(operands: dict, numbers: _HeadNumbers, outputs, head, number):
+    """Makes one query head of the tokens of a block; ``head`` is its KV head."""
+    of, half = operands["of"][0], operands["x"].shape[-1] // 2
+    channel = jnp.arange(2 * half, dtype=jnp.int32)[None]
 
-    def rotate(token):
-        channel = jnp.arange(q_ref.shape[2], dtype=jnp.int32)[None]
-        for g in range(group):
-            at = token[:, None], head * group + g, channel
-            out_ref[at] = dot(q_ref[at].astype(jnp.float16), R, (1, 0))
+    def make(token):
+        q, other = _finished(operands, numbers, number, token, channel)
+        at, rotated = (token[:, None], number, channel), q
+        if "dual" in operands:
+            R = _matrix(operands["dual"], of, head)
+            rotated = dot(q.astype(jnp.float16), R, (1, 0))
+        outputs[0][at] = rotated.astype(outputs[0].dtype)
+        if "mean" in operands:
+            channels = channel, _partner(channel, half)
+            mean, partner = (operands["mean"][of, head, c] for c in channels)
+            along, across = q * mean + other * partner, q * partner - other * mean
+            outputs[1][at] = jnp.where(channel < half, along, across)
 
-    return rotate
+    return make
 
 
-def _side_writer(pages: dict, shared: dict, operands: dict, codec: Codec, head, *, interpret: bool):
+def _partner(channel, half: int):
+    """The other channels of the same pairs."""
+    return (channel + half) % (2 * half)
+
+
+def _finished(operands: dict, numbers: _HeadNumbers, head, token, channel):
+    """A head of tokens, [tokens, H] in float32, and the other channels of the same pairs."""
+    ref, half = operands["x"], operands["x"].shape[-1] // 2
+    partner = _partner(channel, half)
+    both = [ref[token[:, None], numbers.first + head, c] for c in (channel, partner)]
+    dtype, both = ref.dtype, [x.astype(jnp.float32) for x in both]
+
+    def rounded(x):
+        return x.astype(dtype).astype(jnp.float32)
+
+    if "norm" in operands:
+        square = jnp.sum(both[0] * both[0], axis=1, keepdims=True)
+        inverse = lax.rsqrt(square / (2 * half) + numbers.eps)
+        weights = (operands["norm"][c].astype(jnp.float32) for c in (channel, partner))
+        if numbers.of_one:
+            both = [rounded(x * inverse * (1.0 + w)) for x, w in zip(both, weights, strict=True)]
+        else:
+            both = [rounded(rounded(x * inverse) * w) for x, w in zip(both, weights, strict=True)]
+    if "rotary" in operands:
+        cos, sin = (x[token[:, None], channel % half] for x in operands["rotary"])
+        sin = jnp.where(channel < half, -sin, sin)
+        one, other = both
+        both = [rounded(one * cos + other * sin), rounded(other * cos - one * sin)]
+    return both
+
+
+def _side_writer(
+    pages: dict,
+    shared: dict,
+    operands: dict,
+    numbers: _HeadNumbers | None,
+    codec: Codec,
+    head,
+    *,
+    interpret: bool,
+):
     """Writes the tokens of a block to one side."""
     found = _columns(codec, _source(operands).shape[-1])
-    load = _loader(operands, head, None if found is None else found.channel)
+    load = _loader(operands, numbers, head, None if found is None else found.channel)
     layer, levels = shared["layer"][0], affine.nearest_levels if interpret else nearest_levels
 
     def write_block(token):
@@ -240,7 +323,7 @@ def _source(operands: dict):
     return operands["pages" if "pages" in operands else "x"]
 
 
-def _loader(operands: dict, head, column=None):
+def _loader(operands: dict, numbers: _HeadNumbers | None, head, column=None):
     """Loads tokens of a block, transformed, in float32, [tokens, H], or these columns of them."""
     in_pages, source = "pages" in operands, _source(operands)
     H = source.shape[-1]
@@ -248,7 +331,8 @@ def _loader(operands: dict, head, column=None):
     if "rotation" in operands:
         R = _matrix(operands["rotation"], of, head)  # its columns are those asked for
     channel = jnp.arange(H, dtype=jnp.int32) if R is not None or column is None else column
-    channel = channel[None]
+    channel, unfinished = channel[None], "norm" in operands or "rotary" in operands
+    assert not unfinished or channel.shape[1] == H  # digits of keys come with a rotation
     centre = _centre(operands, of, head, channel) if "mean" in operands else None
 
     def load(layer, token):
@@ -256,7 +340,8 @@ def _loader(operands: dict, head, column=None):
             at = operands["page"][token][:, None], head, operands["slot"][token][:, None]
             x = lax.bitcast_convert_type(source[(layer, *at, channel)], jnp.float16)
         else:
-            x = source[token[:, None], head, channel]
+            assert numbers is not None
+            x, _ = _finished(operands, numbers, head, token, channel)
         x = x.astype(jnp.float32)
         if centre is not None:
             x = x - centre(token)
@@ -271,7 +356,7 @@ def _centre(operands: dict, layer, head, channel):
     mean = ref[layer, head, channel]
     if "angles" not in operands:
         return lambda token: mean
-    other = ref[layer, head, (channel + half) % (2 * half)]  # of the same pair
+    other = ref[layer, head, _partner(channel, half)]
 
     def centre(token):
         cos, sin = (x[token[:, None], channel] for x in operands["angles"])

@@ -15,6 +15,7 @@ from jkvq.cache.basis import Basis, make_basis
 from jkvq.cache.layout import KVCache, empty_cache, place_of
 from jkvq.cache.shape import CacheShape
 from jkvq.cache.specs.spec_text import parse_spec
+from jkvq.pallas_kernels.types import NewHeads
 from tests import reference
 from tests.made_up import random_calibration
 
@@ -161,7 +162,7 @@ def _step(basis, cache, q, k, v, count, phase, implementation, sinks=None):
     # The layer below is written too: layers must not touch each other.
     for layer, new in ((0, (q, v, k)), (LAYER, (q, k, v))):
         attend = LayerAttention.of(layer, spec, shape, basis, plan, scale=SCALE, **run)
-        out, groups = attend(*new, groups, sinks)
+        out, groups = attend(*map(NewHeads.of, new), groups, sinks)
     after = cache.sequences.longer_by(count)
     return out, dataclasses.replace(cache, groups=groups, sequences=after)
 

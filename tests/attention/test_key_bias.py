@@ -32,6 +32,7 @@ def _mean_keys(llm: jkvq.Model) -> Calibration:
     means, middle = [], np.arange(256) // 64 * 64 + 32
 
     def attend(q, k, v, state, sinks=None):
+        q, k, v = (heads.finished for heads in (q, k, v))
         means.append(rope(np.asarray(k[0], np.float64), -middle, BIASED).mean(0))
         return jax.nn.dot_product_attention(q, k, v, is_causal=True), state
 
@@ -43,6 +44,7 @@ def test_a_constant_in_the_keys_does_not_drown_the_moments_of_the_rest():
     llm, seen = biased_model(3000.0), []
 
     def attend(q, k, v, state, sinks=None):
+        q, k, v = (heads.finished for heads in (q, k, v))
         seen.append([np.asarray(x[0], np.float64) for x in (q, k)])
         return jax.nn.dot_product_attention(q, k, v, is_causal=True), state
 

@@ -67,7 +67,7 @@ def test_a_mean_of_keys_stands_in_the_middle_of_pages(first):
     # Angles are float32 numbers of thousands, cos and sin float16 ones.
     np.testing.assert_allclose(basis.key.enter(x[None], *at)[0], (x - mean) @ R, atol=1e-2)
     np.testing.assert_allclose(basis.key.entered_mean(*at)[0], mean @ R, atol=1e-2)
-    scores = basis.key.mean_scores(q, 1, where)
+    scores = basis.key.mean_queries(q, 1) @ where.turns.astype(jnp.float32).T
     wanted = np.einsum("nh,snh->ns", q[0, 0], np.repeat(mean, 3, axis=1))
     np.testing.assert_allclose(scores[0, 0], wanted, atol=2e-2)
 

@@ -136,6 +136,7 @@ def test_a_model_runs_over_a_baseline_chunk_by_chunk(tiny):
     tokens = [(11 * i * i + i) % 256 for i in range(400)]  # more than one chunk and page
 
     def attend(q, k, v, state, sinks=None):
+        q, k, v = (heads.finished for heads in (q, k, v))
         coded_k, coded_v = _coded(BASELINES["kitty-int2"], k[0], v[0])
         k, v = reference.bf16(k[0]), reference.bf16(v[0])
         reads, _ = _kitty_reads(400)

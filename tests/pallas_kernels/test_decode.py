@@ -37,5 +37,5 @@ def test_mosaic_decodes_on_hopper_what_it_reads(
 ):
     monkeypatch.setattr("jkvq.pallas_kernels.settings.compute_capability", lambda: capability)
     plan = _plan(cache, implementation)
-    assert (plan.pages is not None) == by_mosaic
+    assert (plan.tiles is not None) == by_mosaic
     assert (plan.settings is None) == by_mosaic

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jkvq.pallas_kernels.triton.decode import merge_partials
-from jkvq.pallas_kernels.work import one_each, share_start, share_work
+from jkvq.pallas_kernels.work import one_each, share_start, share_work, tiles_in_order
 
 
 @functools.partial(jax.jit, static_argnums=1)
@@ -58,6 +58,16 @@ def test_shares_of_millions_of_pages_do_not_overflow():
     np.testing.assert_array_equal(plan.last, (found[1:] - 1) // 40_000)
     owner = np.searchsorted(found, np.arange(64) * 40_000, side="right") - 1
     np.testing.assert_array_equal(plan.partial, owner + np.arange(64))
+
+
+def test_tiles_of_all_units_stand_in_order():
+    table = np.array([[5, 2, 9], [4, 0, 0], [7, 1, 3]])
+    units = [5, 0, 4]  # tiles of sequences; two of a page
+    shares = share_work(jnp.asarray(units, jnp.int32), 4)
+    found = np.asarray(tiles_in_order(shares, jnp.asarray(table), 2))
+    assert len(found) == table.size * 2
+    expected = [10, 11, 4, 5, 18, 14, 15, 2, 3]  # pages 5, 2 and half of 9; pages 7 and 1
+    np.testing.assert_array_equal(found[:9], expected)
 
 
 def test_partial_results_found_elsewhere_are_merged_like_others():

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jkvq.pallas_kernels.mosaic.lanes import Value
 from jkvq.pallas_kernels.mosaic.tile import Tile
 
-_PIECE = 8  # channels that a thread loads at once
+PIECE = 8  # channels that a thread loads at once
 
 
 def kind_of(floats: type) -> str:
@@ -23,13 +23,9 @@ def kind_of(floats: type) -> str:
 
 @dataclass(frozen=True)
 class FloatQuery:
-    """A query in a warp, by steps of sixteen channels; the scale of its scores.
-
-    channels: the four of each step that a thread has, two in each of its registers.
-    """
+    """A query in a warp, by steps of sixteen channels; the scale of its scores."""
 
     steps: list[list[Value]]
-    channels: list[list[Value]]
     scale: float
 
 
@@ -39,22 +35,27 @@ def _two(o, value: Value, kind: str) -> tuple[Value, Value]:
     return high, o.short(o.fsub(value, o.from_short(high, kind)), kind)
 
 
-def float_query(tile: Tile, load, kind: str, channels: int, scale: float) -> FloatQuery:
-    """The query whose channels ``load`` gives, as keys in pieces have them."""
+def channels_of(tile: Tile, channels: int) -> list[list[Value]]:
+    """A thread's channels, four for each step, where rows are loaded in pieces."""
     o = tile.o
-    upper = o.eq(o.and_(tile.r, o.i(1)), o.i(0))
-    first = o.mul(tile.c, o.i(_PIECE))
-    own = [
+    first = o.mul(tile.c, o.i(PIECE))
+    return [
         [o.add(first, o.i(at + k + i)) for i in range(4)]
-        for at in range(0, channels, 4 * _PIECE)
+        for at in range(0, channels, 4 * PIECE)
         for k in (0, 4)
     ]
 
+
+def float_query(tile: Tile, values: list[list[Value]], kind: str, scale: float) -> FloatQuery:
+    """The query of these channels, of query head thread // 8, four for each step."""
+    o = tile.o
+    upper = o.eq(o.and_(tile.r, o.i(1)), o.i(0))
+
     def pair(both: list[Value]) -> Value:
-        halves = [o.select(upper, *_two(o, load(channel), kind)) for channel in both]
+        halves = [o.select(upper, *_two(o, value, kind)) for value in both]
         return o.or_(halves[0], o.shl(halves[1], 16))
 
-    return FloatQuery([[pair(four[:2]), pair(four[2:])] for four in own], own, scale)
+    return FloatQuery([[pair(four[:2]), pair(four[2:])] for four in values], scale)
 
 
 class FloatKeys:
@@ -64,11 +65,13 @@ class FloatKeys:
         o = tile.o
         self.tile, self.kind, self.channels = tile, kind, channels
         rows = tile.rows_of(tile.r, 2 * channels)
-        self._rows = [o.add(row, o.mul(tile.c, o.i(2 * _PIECE))) for row in rows]
+        self._rows = [o.add(row, o.mul(tile.c, o.i(2 * PIECE))) for row in rows]
 
     def query(self, load, scale: float) -> FloatQuery:
         """``load`` gives the query's channel, by its number, of query head thread // 8."""
-        return float_query(self.tile, load, self.kind, self.channels, scale)
+        fours = channels_of(self.tile, self.channels)
+        values = [[load(channel) for channel in four] for four in fours]
+        return float_query(self.tile, values, self.kind, scale)
 
     def scores(self, stored: list[Value], query: FloatQuery, less: Value) -> list[Value]:
         """To base 2, plus ``less``, of each of the thread's tokens; of query head c."""
@@ -91,7 +94,7 @@ class FloatKeys:
         address = o.add(codes, self._rows[turn])
         return [
             value
-            for at in range(0, 2 * self.channels, 8 * _PIECE)
+            for at in range(0, 2 * self.channels, 8 * PIECE)
             for value in o.load_shared(address, behind + at, 4)
         ]
 
@@ -104,7 +107,7 @@ class FloatValues:
         self.tile, self.kind, self.channels = tile, kind, channels
         self._groups = [o.add(o.shl(tile.c, 1), o.i(k)) for k in range(2)]
         self._rows = [
-            [o.add(at, o.mul(tile.r, o.i(2 * _PIECE))) for at in tile.rows_of(group, 2 * channels)]
+            [o.add(at, o.mul(tile.r, o.i(2 * PIECE))) for at in tile.rows_of(group, 2 * channels)]
             for group in self._groups
         ]
 
@@ -148,7 +151,7 @@ class FloatValues:
             address = o.add(codes, at[turn])
             row = [
                 value
-                for piece in range(0, 2 * self.channels, 16 * _PIECE)
+                for piece in range(0, 2 * self.channels, 16 * PIECE)
                 for value in o.load_shared(address, behind + piece, 4)
             ]
             if left is not None:
@@ -165,10 +168,10 @@ class FloatValues:
         """As AffineValues has them: one part."""
         o = self.tile.o
         sums = [o.fmul(o.fadd(state[k], state[k + 1]), inverse) for k in range(0, len(state), 2)]
-        pieces = range(0, self.channels // 8, _PIECE)
-        return [[(8 * at, sums[at : at + _PIECE]) for at in pieces]]
+        pieces = range(0, self.channels // 8, PIECE)
+        return [[(8 * at, sums[at : at + PIECE]) for at in pieces]]
 
     def word_of(self, number: int) -> Value:
         """The first of a thread's channels."""
         del number
-        return self.tile.o.mul(self.tile.r, self.tile.o.i(_PIECE))
+        return self.tile.o.mul(self.tile.r, self.tile.o.i(PIECE))

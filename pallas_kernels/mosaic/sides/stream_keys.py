@@ -6,6 +6,8 @@ once, and both levels are polynomials in 16-bit floats (lloyd.py). Scores are pr
 floats (floats.py).
 """
 
+from collections.abc import Iterator
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
@@ -16,44 +18,30 @@ from jkvq.pallas_kernels.mosaic.lanes import Value
 from jkvq.pallas_kernels.mosaic.sides.floats import FloatQuery, float_query
 from jkvq.pallas_kernels.mosaic.tile import Tile
 
-ENTRY = 12  # words of a channel in the table
+ENTRY = 4  # words of a channel in the table
 _ONE = 0x3C003C00  # 1.0 in both halves; its last bits are a code / 1024
 _LESS_ONE = 0xBC00BC00
+_TINY = 0x10001000  # 2^-11 in both halves
 
 
-def channel_table(allocation: Allocation, words: int, tokens: int) -> Int[Array, "K H entry"]:
-    """Of each channel: where its two words are and its unit, in bytes; the bit of its code; masks
-    of the parts of the code in either word; factor and summand of u; the levels' coefficients.
+def channel_table(allocation: Allocation) -> Int[Array, "K H entry"]:
+    """Of each channel: where its code is; masks of its code; the levels' coefficients, by halves.
+
+    Where: its first word and its unit, a byte each, then the code's first bit and its width, four
+    bits each. The masks: what of a word shifted down belongs to the first one; the whole code.
     """
     width, offset = allocation.width, allocation.offset
     first, bit = offset // WORD, offset % WORD
-    in_first = jnp.left_shift(1, jnp.minimum(width, WORD - bit)) - 1
-    in_next = jnp.left_shift(1, width) - 1 - in_first
-    size = 2 * tokens
-    exponent = width.astype(jnp.float32)
-    floats = jnp.exp2(11 - exponent), jnp.exp2(-exponent) - 1
-    return jnp.stack(
-        [
-            first * size,
-            jnp.minimum(first + 1, words - 1) * size,
-            allocation.group * size,
-            bit,
-            *(_both(mask) for mask in (in_first, in_next)),
-            *(_both(_half_bits(number)) for number in floats),
-            *(_both(_half_bits(allocation.levels[..., i])) for i in range(TERMS)),
-        ],
-        axis=-1,
-    )
+    place = first | allocation.group << 8 | bit << 16 | width << 20
+    in_first, whole = jnp.left_shift(1, WORD - bit) - 1, jnp.left_shift(1, width) - 1
+    levels = [_half_bits(allocation.levels[..., i]) for i in range(TERMS)]
+    pairs = (levels[i] | levels[i + 1] << 16 for i in range(0, TERMS, 2))
+    return jnp.stack([place, in_first | whole << 16, *pairs], axis=-1)
 
 
 def _half_bits(number) -> Int[Array, "K H"]:
     half = jax.lax.bitcast_convert_type(number.astype(jnp.float16), jnp.uint16)
     return half.astype(jnp.int32)
-
-
-def _both(half: Int[Array, "K H"]) -> Int[Array, "K H"]:
-    """16 bits in both halves."""
-    return half | (half << 16)
 
 
 class StreamKeys:
@@ -63,11 +51,19 @@ class StreamKeys:
     """
 
     def __init__(self, tile: Tile, channels: int, table: Value):
-        self.tile, self.channels, self.table = tile, channels, table
+        self.tile, self.table = tile, table
+        # Threads of the same tokens read neighbours, which mostly lie in the same words: rows of
+        # different words would meet in the same banks.
+        o, step = tile.o, 16
+        self._channels = [
+            [o.add(tile.c, o.i(at + k)) for k in range(0, step, 4)]
+            for at in range(0, channels, step)
+        ]
 
     def query(self, load, scale: float) -> FloatQuery:
         """``load`` gives the query's channel, by its number, of query head thread // 8."""
-        return float_query(self.tile, load, "f16", self.channels, scale)
+        values = [[load(channel) for channel in four] for four in self._channels]
+        return float_query(self.tile, values, "f16", scale)
 
     def scores(self, stored: list[Value], query: FloatQuery, less: Value) -> list[Value]:
         """To base 2, plus ``less``, of each of the thread's tokens; of query head c."""
@@ -76,8 +72,9 @@ class StreamKeys:
         codes, units = (o.add(start, first) for start in stored)
         pairs = tile.each // 2
         totals = [[o.f(0.0)] * 4 for _ in range(pairs)]
-        for channels, own in zip(query.channels, query.steps, strict=True):
-            four = [self._levels(codes, units, channel) for channel in channels]
+        levels = self._all_levels(codes, units)
+        for own in query.steps:
+            four = [next(levels) for _ in range(4)]
             for m, total in enumerate(totals):
                 halves = [
                     [o.bytes_of(four[k][m], four[k + 1][m], o.i(token)) for token in _TOKENS]
@@ -87,18 +84,51 @@ class StreamKeys:
         dots = [o.fadd(total[k], total[k + 1]) for total in totals for k in (0, 2)]
         return [o.ffma(dot, o.f(query.scale), less) for dot in tile.turned(dots)]
 
-    def _levels(self, codes: Value, units: Value, channel: Value) -> list[Value]:
+    def _all_levels(self, codes: Value, units: Value) -> Iterator[list[Value]]:
+        """Those of each channel; what it needs is loaded while those before it are worked out."""
+        o, channels = self.tile.o, [channel for four in self._channels for channel in four]
+
+        def entry(channel: Value) -> list[Value]:
+            return o.load_row(self.table, o.mul(channel, o.i(ENTRY)), ENTRY)
+
+        entries = [entry(channel) for channel in channels[:2]]
+        rows = [self._rows(codes, units, entries[0])]
+        for number in range(len(channels)):
+            entries += [entry(channel) for channel in channels[number + 2 : number + 3]]
+            rows += [self._rows(codes, units, own) for own in entries[number + 1 : number + 2]]
+            yield self._levels(entries[number], rows[number])
+
+    def _rows(self, codes: Value, units: Value, entry: list[Value]) -> list[list[Value]]:
+        """The thread's tokens of a channel's two words, and their units.
+
+        What follows a page's last word is read with it, but no code reaches there.
+        """
+        tile, o, count = self.tile, self.tile.o, self.tile.each // 2
+        row = 2 * tile.tokens
+
+        def address(start: Value, number: Value) -> Value:
+            return o.add(start, o.mul(o.and_(number, o.i(0xFF)), o.i(row)))
+
+        word, unit = address(codes, entry[0]), address(units, o.shr(entry[0], 8))
+        return [
+            o.load_shared(at, behind, count) for at, behind in ((word, 0), (word, row), (unit, 0))
+        ]
+
+    def _levels(self, entry: list[Value], rows: list[list[Value]]) -> list[Value]:
         """unit * level of a channel, of the thread's tokens in their order, two in a register."""
-        o, count = self.tile.o, self.tile.each // 2
-        entry = o.load_row(self.table, o.mul(channel, o.i(ENTRY)), ENTRY)
-        first, after, unit, bit, in_first, in_next, factor, summand, *levels = entry
-        back, found = o.sub(o.i(WORD), bit), []
-        rows = [o.load_shared(o.add(codes, at), 0, count) for at in (first, after)]
-        scales = o.load_shared(o.add(units, unit), 0, count)
-        for one, other, scale in zip(*rows, scales, strict=True):
-            code = o.or_(
-                o.and_(o.shr_by(one, bit), in_first), o.and_(o.shl_by(other, back), in_next)
-            )
+        o, (place, masks, *pairs), found = self.tile.o, entry, []
+        bit = o.and_(o.shr(place, 16), o.i(15))
+        back = o.sub(o.i(WORD), bit)
+        in_first, whole = self._both(masks)
+        levels = [half for pair in pairs for half in self._both(pair)]
+        # 2^(11 - width) as a float, and with it u = code 2^(1 - width) + 2^-width - 1
+        exponent = o.shl(o.sub(o.i(26), o.shr(place, 20)), 10)
+        factor = o.or_(exponent, o.shl(exponent, 16))
+        summand = o.halves_fma(factor, o.i(_TINY), o.i(_LESS_ONE))
+        for one, other, scale in zip(*rows, strict=True):
+            high, low = o.shl_by(other, back), o.shr_by(one, bit)
+            code = o.xor(high, o.and_(o.xor(high, low), in_first))  # low where it is of the first
+            code = o.and_(code, whole)
             u = o.halves_fma(o.or_(code, o.i(_ONE)), o.i(_ONE), o.i(_LESS_ONE))
             u = o.halves_fma(u, factor, summand)
             square, level = o.halves_mul(u, u), levels[-1]
@@ -106,6 +136,11 @@ class StreamKeys:
                 level = o.halves_fma(level, square, coefficient)
             found.append(o.halves_mul(o.halves_mul(u, scale), level))
         return found
+
+    def _both(self, pair: Value) -> list[Value]:
+        """Either half of a register in both halves of one."""
+        o = self.tile.o
+        return [o.bytes_of(pair, pair, o.i(selector)) for selector in (0x1010, 0x3232)]
 
 
 _TOKENS = (0x5410, 0x7632)  # the lower halves of two registers, the upper ones

@@ -52,6 +52,12 @@ class Emulated:
     def mul(self, a, b):
         return a * b
 
+    def div(self, a, b):
+        return a // b
+
+    def rem(self, a, b):
+        return a % b
+
     def and_(self, a, b):
         return a & b
 
@@ -187,6 +193,12 @@ class Emulated:
             (total[k] + product[_R + row, 2 * _C + column]).astype(np.float32)
             for k, (row, column) in enumerate([(0, 0), (0, 1), (8, 0), (8, 1)])
         ]
+
+    def if_(self, condition, like, then, other):
+        """The condition is the same in all threads."""
+        assert condition.all() or not condition.any()
+        del like
+        return then() if condition.all() else other()
 
     def load_row(self, pointer, index, count):
         """``pointer`` is an array of integers here."""

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from jkvq.pallas_kernels.mosaic.decode import decode
-from jkvq.pallas_kernels.mosaic.program import make_teams, reads
+from jkvq.pallas_kernels.mosaic.program import make_teams, reads, tile_tokens
 from jkvq.pallas_kernels.triton.decode import merge_partials
 from jkvq.pallas_kernels.types import Heads, Shift
-from jkvq.pallas_kernels.work import DecodePlan, Span, pages_in_order, share_work
+from jkvq.pallas_kernels.work import DecodePlan, Span, share_work, tiles_in_order
 from tests.pallas_kernels.reference.test_paged_attention import LAYER, Stored
 from tests.pallas_kernels.triton.test_decode import SCALE, assert_close
 
@@ -45,15 +45,17 @@ WITH_WINDOWS = [
 ]
 
 
-def _span(stored: Stored, table, length, shares: int, shift=None) -> Span:
-    cut = share_work(-(-length // stored.sides[0].page), shares)
-    plan = DecodePlan(length, cut, pages_in_order(cut, table))
+def _span(stored: Stored, q, table, length, shares: int, shift=None) -> Span:
     keys, values = stored.sides
+    heads = Heads(keys.kv_heads, q.shape[1] // keys.kv_heads, q.shape[2])
+    tile = tile_tokens(stored.codecs, heads, keys.page)
+    cut = share_work(-(-length // tile), shares)
+    plan = DecodePlan(length, cut, tiles_in_order(cut, table, keys.page // tile))
     return Span(keys, values, stored.codecs, table, plan, shift)
 
 
 def _partials(stored: Stored, q, table, length, shares: int, shift=None):
-    return decode(q, [_span(stored, table, length, shares, shift)], LAYER, scale=SCALE)[0]
+    return decode(q, [_span(stored, q, table, length, shares, shift)], LAYER, scale=SCALE)[0]
 
 
 @pytest.mark.parametrize(("cache", "heads", "group", "channels", "page"), SHAPES)
@@ -61,9 +63,9 @@ def test_the_kernel_is_made_for_a_gpu_anywhere(cache, heads, group, channels, pa
     stored = Stored(cache, [page + 1], heads, channels, page_size=page)
     assert reads(stored.codecs, Heads(heads, group, channels), page)
     q = jnp.zeros((1, heads * group, channels), jnp.bfloat16)
-    shift = Shift(jnp.zeros((1, heads * group, 3)), first=1)
+    shift = Shift(jnp.zeros(q.shape), jnp.zeros((3, channels), jnp.float16), first=1)
     if cache == "bf16":  # as windows have it
-        shift = Shift(shift.scores, jnp.zeros((1, 2 * page), jnp.int32))
+        shift = Shift(shift.queries, shift.turns, jnp.zeros((1, 2 * page), jnp.int32))
 
     def run(q, table, length, shift):
         return _partials(stored, q, table, length, 7, shift).out
@@ -77,10 +79,10 @@ def test_the_kernel_is_made_for_a_gpu_anywhere(cache, heads, group, channels, pa
 def test_pages_of_two_formats_are_one_kernel(cache, window, heads, group, channels, page):
     both = [Stored(x, [page + 1], heads, channels, page_size=page) for x in (cache, window)]
     q = jnp.zeros((1, heads * group, channels), jnp.float32)
-    shift = Shift(jnp.zeros((1, heads * group, 3)), first=1)
+    shift = Shift(jnp.zeros(q.shape), jnp.zeros((3, channels), jnp.float16), first=1)
 
     def run(q, length, shift):
-        spans = [_span(stored, stored.table, length, 7, shift) for stored in both]
+        spans = [_span(stored, q, stored.table, length, 7, shift) for stored in both]
         return [part.out for part in decode(q, spans, LAYER, scale=SCALE)]
 
     traced = jax.jit(run).trace(q, jnp.asarray([page + 1]), shift)
@@ -158,7 +160,7 @@ def test_attention_over_pages_of_two_formats(cache, window, heads, group, channe
     @functools.partial(jax.jit, static_argnums=2)
     def run(q, lengths, shares):
         spans = [
-            _span(stored, stored.table, length, cut)
+            _span(stored, q, stored.table, length, cut)
             for stored, length, cut in zip(both, lengths, shares, strict=True)
         ]
         parts = decode(q, spans, LAYER, scale=SCALE)

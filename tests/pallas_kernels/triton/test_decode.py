@@ -78,7 +78,9 @@ def check_shift(cache: str, by_slot: bool, interpret: bool):
     number = np.arange(48)[None] // page + 2
     if by_slot:
         number = np.random.default_rng(0).integers(0, 7, (3, 48))
-    shift = Shift(scores, jnp.asarray(number)) if by_slot else Shift(scores, first=2)
+    # Queries of which each number meets its own turn
+    queries, turns = jnp.pad(scores, ((0, 0), (0, 0), (0, 57))), jnp.eye(7, 64, dtype=jnp.float16)
+    shift = Shift(queries, turns, *((jnp.asarray(number),) if by_slot else (None, 2)))
     out, lse = attend(stored, q, lengths, page, shift=shift, interpret=interpret)
     for b, n in np.ndindex(3, 4):
         every = np.asarray(scores, np.float64)[b, n, number[b % len(number)]]

@@ -17,7 +17,7 @@ from jkvq.pallas_kernels.formats.codecs import FloatCodec
 from jkvq.pallas_kernels.formats.packed import Packed
 from jkvq.pallas_kernels.reference.scatter import scatter
 from jkvq.pallas_kernels.triton.write import writable, write
-from jkvq.pallas_kernels.types import InPages, WriteSettings, WriteSide
+from jkvq.pallas_kernels.types import HeadNorm, InPages, NewHeads, WriteSettings, WriteSide
 from tests.made_up import random_calibration
 
 LAYER, PAGE, PAGES = 1, 16, 9
@@ -53,7 +53,7 @@ class Tokens:
             codec = basis.codec(LAYER)
             angles = basis.angles(jnp.asarray(self.middle))
             wide = None if angles is None else angles.wide
-            return WriteSide(pages, x, codec, basis.transform(LAYER, wide))
+            return WriteSide(pages, NewHeads.of(x), codec, basis.transform(LAYER, wide))
 
         key, value = self.pages
         return side(key, self.k, self.basis.key), side(value, self.v, self.basis.value)
@@ -131,8 +131,8 @@ def check(cache: str, head_dim: int, interpret: bool, shape=(3, 11)):
     tokens = Tokens(cache, head_dim, shape)
     run = jax.jit(
         lambda key, value, k, v: write(
-            dataclasses.replace(tokens.sides()[0], pages=key, tokens=k),
-            dataclasses.replace(tokens.sides()[1], pages=value, tokens=v),
+            dataclasses.replace(tokens.sides()[0], pages=key, tokens=NewHeads.of(k)),
+            dataclasses.replace(tokens.sides()[1], pages=value, tokens=NewHeads.of(v)),
             LAYER,
             tokens.page,
             tokens.slot,
@@ -156,20 +156,75 @@ def test_write_step_by_step(cache, head_dim):
 def test_queries_are_rotated_in_the_same_launch(cache):
     tokens = Tokens(cache, 64)
     q = jax.random.normal(jax.random.key(1), (3, 11, 6, 64), jnp.bfloat16)
-    key, value, rotated = write(
+    key, value, queries = write(
         *tokens.sides(),
         LAYER,
         tokens.page,
         tokens.slot,
-        queries=q,
+        queries=NewHeads.of(q),
         settings=WriteSettings(16, 2, 2),
         interpret=True,
     )
-    assert rotated is not None
+    assert queries is not None and queries.means is not None
     np.testing.assert_allclose(
-        rotated, tokens.basis.key.rotate_queries(q, LAYER), rtol=2e-3, atol=2e-3
+        queries.rotated, tokens.basis.key.rotate_queries(q, LAYER), rtol=2e-3, atol=2e-3
     )
+    angle = 0.7 * np.arange(1, 33)
+    mean = turned(np.repeat(np.asarray(tokens.basis.key.mean[LAYER], np.float64), 3, axis=0), angle)
+    turns = np.concatenate([np.cos(angle), np.sin(angle)])
+    expected = (np.asarray(q, np.float64) * mean).sum(-1)
+    np.testing.assert_allclose(np.asarray(queries.means) @ turns, expected, rtol=1e-4, atol=1e-4)
     tokens.assert_stored((key, value), tokens.expected())
+
+
+def turned(x: np.ndarray, angle: np.ndarray) -> np.ndarray:
+    """Heads turned by the angles of their pairs, in float64."""
+    first, second = np.split(x, 2, axis=-1)
+    cos, sin = np.cos(angle), np.sin(angle)
+    return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+
+
+@pytest.mark.parametrize("interpret", [True, pytest.param(False, marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("of_one", [False, True])
+@pytest.mark.parametrize("normed", [False, True])
+def test_heads_are_normed_and_turned_in_the_same_launch(normed, of_one, interpret):
+    tokens, rng, dtype = Tokens("bf16", 64), np.random.default_rng(2), jnp.bfloat16
+    joined = jnp.asarray(rng.normal(size=(3, 11, 10, 64)) * 3, dtype)  # 6 of queries, 2, 2
+    weights = jnp.asarray(rng.uniform(0.5, 2, (2, 64)), dtype)
+    angle = rng.uniform(-3, 3, (3, 11, 32))
+    rotary = jnp.cos(angle).astype(jnp.float32), jnp.sin(angle).astype(jnp.float32)
+    norms = [HeadNorm(weight, 1e-6, of_one) if normed else None for weight in weights]
+    q = NewHeads(joined, 0, 6, norms[0], rotary)
+    k = NewHeads(joined, 6, 2, norms[1], rotary)
+
+    def expected(heads: NewHeads) -> np.ndarray:
+        x = np.asarray(joined, np.float64)[:, :, heads.first : heads.first + heads.count]
+        if heads.norm is not None:
+            x = x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6)
+            x = x * (np.asarray(heads.norm.weight, np.float64) + of_one)
+        return turned(x, angle[:, :, None])
+
+    sides = tokens.sides()
+    key, value, queries = write(
+        dataclasses.replace(sides[0], tokens=k),
+        dataclasses.replace(sides[1], tokens=NewHeads(joined, 8, 2)),
+        *(LAYER, tokens.page, tokens.slot),
+        queries=q,
+        settings=WriteSettings(16, 1, 2),
+        interpret=interpret,
+    )
+    assert queries is not None and queries.means is None and queries.rotated.dtype == dtype
+    stored = [
+        np.asarray(jax.lax.bitcast_convert_type(x.codes[LAYER, tokens.page, :, tokens.slot], dtype))
+        for x in (key, value)
+    ]
+    np.testing.assert_array_equal(stored[1], np.asarray(joined[:, :, 8:]))
+    for heads, numbers in ((q, queries.rotated), (k, stored[0])):
+        wanted, found = expected(heads), np.asarray(numbers, np.float64)
+        bound = 0.02 * np.abs(wanted).max(-1, keepdims=True)  # three roundings to bfloat16
+        assert (np.abs(found - wanted) < bound).all()
+        plain = np.asarray(heads.finished, np.float64)
+        assert (np.abs(found - plain) <= 2**-7 * np.abs(plain) + 1e-6).all()  # its last place
 
 
 @pytest.mark.parametrize("cache", ["int4", "jkvq-int2"])

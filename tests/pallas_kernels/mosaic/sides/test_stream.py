@@ -32,7 +32,7 @@ def test_scores_are_products_of_query_and_keys(channels, row):
         shared[start : start + stored.size] = stored
     o = Emulated(shared)
     tile = Tile(o, LANE, TOKENS, row)
-    keys = StreamKeys(tile, channels, np.asarray(channel_table(allocation, words, TOKENS)))
+    keys = StreamKeys(tile, channels, np.asarray(channel_table(allocation)))
     q = rng.normal(size=(4, channels)).astype(np.float32)
     query = keys.query(lambda channel: q[LANE // 8, channel.astype(np.int64)], 0.25)
     found = keys.scores([o.i(CODES), o.i(UNITS)], query, o.f(-1.5))
