@@ -154,6 +154,11 @@ def check_method(
 ) -> None:
     """Refuses what cannot be calibrated of this model."""
     head_dim = config.head_dim
+    if config.latent is not None:
+        raise UserError(
+            "this model keeps latents (MLA), and there is no calibration of those; use a cache "
+            "that takes none: bf16, int8, int4, saw-int4 or int2"
+        )
     if tokens < head_dim:
         raise UserError(
             f"tokens={tokens}: at least {head_dim} are needed, as many as a head has channels, "

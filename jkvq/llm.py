@@ -64,6 +64,7 @@ def with_cache(
             "jkvq.load_model returns"
         )
     spec = as_spec(cache)
+    _require_fit(spec, model.config)  # before it asks for a calibration
     calibration = find_calibration(model.name, spec, calibration)
     config = model.config.up_to_window  # the kernels have no windows
     chosen = choose_implementation(implementation, config, spec)
@@ -127,7 +128,11 @@ def _require_same_weights(calibration: Calibration | None, model: Model) -> None
         )
 
 
+def _require_fit(spec: CacheSpec, config: ModelConfig) -> None:
+    spec.check(config.layers, config.head_dim, config.context, config.latent_width)
+
+
 def checked_basis(config: ModelConfig, spec: CacheSpec, calibration: Calibration | None) -> Basis:
     """The basis of a spec for a model; refuses a spec that the model cannot have."""
-    spec.check(config.layers, config.head_dim, config.context)
+    _require_fit(spec, config)
     return make_basis(spec, CacheShape.of(config), calibration, *config.rope_frequencies)

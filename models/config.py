@@ -27,6 +27,20 @@ class LocalLayers:
 
 
 @dataclass(frozen=True)
+class Latent:
+    """Keys and values that are linear in one short vector of each token (MLA).
+
+    A model with it has one KV head: of rotary keys, beside which the latent stands for values, and
+    for the rest of the keys (layers/latent_attention.py). ``head_dim`` is that of rotary keys.
+    """
+
+    width: int  # of the short vector
+    key: int  # channels of a head's keys without rotary positions
+    value: int  # channels of a head's values
+    query_rank: int | None = None  # of a short vector that queries are made of
+
+
+@dataclass(frozen=True)
 class Experts:
     """Feed-forward blocks of which a router chooses a few for each token (layers/experts.py)."""
 
@@ -39,6 +53,7 @@ class Experts:
     corrected: bool = False  # a bias takes part in the choice, and not in the weights
     groups: int = 1  # of experts that stand side by side
     chosen_groups: int = 1  # of which experts are taken
+    best_of_group: int = 2  # experts whose scores are that of their group
     shared_width: int = 0  # of an expert that every token has; 0 is none
     shared_gate: bool = False  # it has a weight of its own, a sigmoid
     dense_layers: tuple[int, ...] = ()  # those with a plain feed-forward block instead
@@ -81,6 +96,7 @@ class ModelConfig:
     logit_cap: float | None = None  # scores of tokens are cap * tanh(score / cap)
     local: LocalLayers | None = None
     experts: Experts | None = None
+    latent: Latent | None = None
     # Of a layer's own config (``layer``):
     window: int | None = None  # tokens that a query sees, itself among them; None is all
     rotary: int = 0  # which of the model's rotary angles it has
@@ -111,6 +127,11 @@ class ModelConfig:
             local = self.local
             ropes.append(_frequency(local.rope_theta, local.rope_divisors, self.head_dim))
         return np.stack(ropes)
+
+    @property
+    def latent_width(self) -> int | None:
+        """Channels of a token's latent, if values are latents."""
+        return None if self.latent is None else self.latent.width
 
     @property
     def windows(self) -> tuple[int | None, ...]:
@@ -166,4 +187,6 @@ def config_from_fields(fields: Mapping[str, Any]) -> ModelConfig:
         own["local"] = LocalLayers(**tuples(own["local"]))
     if own.get("experts") is not None:
         own["experts"] = Experts(**tuples(own["experts"]))
+    if own.get("latent") is not None:
+        own["latent"] = Latent(**own["latent"])
     return ModelConfig(**own)

@@ -19,6 +19,7 @@ from jaxtyping import Array, Float, Int
 from jkvq.models.config import ModelConfig
 from jkvq.models.layers.attention import Attend, Attention, Rotary
 from jkvq.models.layers.experts import ExpertMLP
+from jkvq.models.layers.latent_attention import LatentAttention
 from jkvq.models.layers.linear import Linear, RMSNorm, precision_of
 from jkvq.models.layers.mlp import MLP
 from jkvq.pallas_kernels.rotary import angles
@@ -47,7 +48,7 @@ class Layer(nnx.Module):
         self.attention_out_norm, self.mlp_out_norm = (
             _norm(config) if config.post_norm else None for _ in range(2)
         )
-        self.attention = Attention(config)
+        self.attention = Attention(config) if config.latent is None else LatentAttention(config)
         self.mlp = MLP(config) if config.experts is None else ExpertMLP(config)
 
     def __call__(self, hidden: Hidden, rotary: tuple[Rotary, ...], attend: Attend, state):

@@ -31,7 +31,9 @@ def joined_parts(config: ModelConfig) -> dict[tuple[str, ...], list[Part]]:
         ("k", keys, config.qk_bias),
         ("v", keys, config.v_bias),
     ]
-    parts: dict[tuple[str, ...], list[Part]] = {("attention", "qkv"): _in_a_row(qkv)}
+    parts: dict[tuple[str, ...], list[Part]] = {}
+    if config.latent is None:
+        parts["attention", "qkv"] = _in_a_row(qkv)
     experts = config.experts
     if experts is None:
         parts["mlp", "gate_up"] = _gate_up(config.mlp_width, config.mlp_bias)

@@ -102,10 +102,12 @@ def joined_layer(layer: Params) -> Params:
         }
 
     attention, mlp = layer["attention"], layer["mlp"]
-    rest = {name: own for name, own in attention.items() if name not in ("q", "k", "v")}
+    if "k" in attention:  # latents are not joined
+        rest = {name: own for name, own in attention.items() if name not in ("q", "k", "v")}
+        attention = {**rest, "qkv": join(attention, "q", "k", "v")}
     return {
         **layer,
-        "attention": {**rest, "qkv": join(attention, "q", "k", "v")},
+        "attention": attention,
         "mlp": {"gate_up": join(mlp, "gate", "up"), "down": mlp["down"]},
     }
 

@@ -70,7 +70,7 @@ class LayerAttention:
         v: NewHeads,
         groups: tuple[LayerGroup, ...],
         sinks: Float[Array, " N"] | None = None,
-    ) -> tuple[Float[Array, "B T N H"], tuple[LayerGroup, ...]]:
+    ) -> tuple[Float[Array, "B T N C"], tuple[LayerGroup, ...]]:
         """Stores k and v of a chunk in the layer, and lets its queries attend.
 
         Values come, and the output goes, in the basis of the cache (cache/basis.py).

@@ -50,6 +50,12 @@ def device_limit() -> str | None:
 
 def model_limit(config: ModelConfig, spec: CacheSpec) -> str | None:
     """What the kernels cannot do of a model and its cache."""
+    return _architecture_limit(config) or _spec_limit(spec)
+
+
+def _architecture_limit(config: ModelConfig) -> str | None:
+    if config.latent is not None:
+        return "the kernels read keys and values, and this model keeps latents (MLA)"
     if config.head_dim not in _HEAD_DIMS:
         allowed = ", ".join(map(str, _HEAD_DIMS))
         return f"the kernels take heads of {allowed} channels, and this model has {config.head_dim}"
@@ -60,6 +66,10 @@ def model_limit(config: ModelConfig, spec: CacheSpec) -> str | None:
     if config.heads > ROWS * config.kv_heads:
         groups = config.heads // config.kv_heads
         return f"the kernels take up to {ROWS} query heads per KV head, and this model has {groups}"
+    return None
+
+
+def _spec_limit(spec: CacheSpec) -> str | None:
     if spec.page < _SHORTEST_PAGE:
         return f"the kernels take pages of {_SHORTEST_PAGE} tokens or more, and page={spec.page}"
     return _side_limit("key", spec.key) or _side_limit("value", spec.value)

@@ -38,7 +38,7 @@ class LayerView:
 
     def exact_tokens(
         self, plan: GroupPlan
-    ) -> tuple[Float[Array, "B W K H"], Float[Array, "B W K H"]] | None:
+    ) -> tuple[Float[Array, "B W K H"], Float[Array, "B W K C"]] | None:
         """Keys and values in the 16-bit pages that a step reads; None without windows."""
         pages = self.storage.exact
         if pages is None or plan.exact is None:

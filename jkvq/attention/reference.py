@@ -9,7 +9,8 @@ from jaxtyping import Array, Bool, Float, Int
 from jkvq.attention.layer_view import LayerView
 from jkvq.attention.step_plan import Chunk, GroupPlan, Phase, Targets
 from jkvq.attention.store import (
-    Tokens,
+    Keys,
+    Values,
     WritePages,
     store_chunk,
     write_exact,
@@ -26,10 +27,12 @@ from jkvq.pallas_kernels.reference.paged_attention import paged_attention
 
 def attend_plainly(
     view: LayerView, q, k, v, chunk: Chunk, plan: GroupPlan, *, scale: float, phase: Phase
-) -> tuple[Float[Array, "B T N H"], LayerGroup]:
+) -> tuple[Float[Array, "B T N C"], LayerGroup]:
     """Stores a chunk in one layer, and lets its queries attend."""
-    queries = view.queries(q)
-    means, q = view.page_means(queries, plan), queries.rotated
+    H = k.shape[-1]
+    queries = view.queries(q[..., :H])
+    means, turned = view.page_means(queries, plan), queries.rotated
+    q = turned if q.shape[-1] == H else jnp.concatenate([turned, q[..., H:]], axis=-1)
     k = view.key.enter(k, view.layer, plan.token_angles)
     packed = functools.partial(_packed, view, q, plan, means, scale=scale)
     writes = write_if_any if view.spec.windowed else write_plainly
@@ -46,15 +49,15 @@ def attend_plainly(
     return merge_all([*parts, earlier, *view.sink_parts(q)])[0], storage
 
 
-def _after(read: Float[Array, "B T N H"], write: WritePages) -> WritePages:
+def _after(read: Float[Array, "B T N C"], write: WritePages) -> WritePages:
     """Writes when pages have been read: where tokens stand that only a chunk sees, its own may go.
 
     What goes to the padding page is taken from what was read, so that XLA keeps the order, and
     updates pages in place.
     """
 
-    def write_after(view: LayerView, k: Tokens, v: Tokens, to: Targets) -> tuple[Packed, Packed]:
-        real, any_token = to.real[..., None, None], read[:, :1, :1]
+    def write_after(view: LayerView, k: Keys, v: Values, to: Targets) -> tuple[Packed, Packed]:
+        real, any_token = to.real[..., None, None], read[:, :1, :1, :1]
         k, v = (jnp.where(real, x, any_token.astype(x.dtype)) for x in (k, v))
         return write(view, k, v, to)
 
@@ -78,7 +81,13 @@ def _token_by_exact_pages(view: LayerView, q, k, v, plan: GroupPlan, means, *, s
     position = plan.exact.position
     shift = None if means is None else means.of_tokens(position)
     seen = _in_window((position >= 0)[:, None], position, plan)
-    return storage, [chunk_attention(q, *exact, seen, shift, scale=scale)]
+    return storage, [_exactly(q, *exact, seen, shift, scale=scale)]
+
+
+def _exactly(q, k, v, seen, shift, *, scale: float):
+    """Attention over exact tokens; queries with more channels than keys meet values with them."""
+    keys = k if q.shape[-1] == k.shape[-1] else jnp.concatenate([k, v], axis=-1)
+    return chunk_attention(q, keys, v, seen, shift, scale=scale)
 
 
 def _in_window(
@@ -114,5 +123,5 @@ def _chunk(
         causal = position[:, None] <= chunk.position[..., None]
         seen = _in_window(seen_exactly(spec, position, plan.boundary) & causal, position, plan)
         shift = None if means is None else means.of_tokens(position)
-        parts.append(chunk_attention(q, keys, values, seen, shift, scale=scale))
+        parts.append(_exactly(q, keys, values, seen, shift, scale=scale))
     return store_chunk(view, k, v, old, plan, writes), parts

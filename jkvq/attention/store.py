@@ -13,12 +13,13 @@ from jkvq.cache.layout import ExactPages, LayerGroup
 from jkvq.pallas_kernels.formats.packed import Packed
 from jkvq.pallas_kernels.reference.scatter import scatter
 
-Tokens = Float[Array, "B T K H"]
+Keys = Float[Array, "B T K H"]
+Values = Float[Array, "B T K C"]
 # Puts tokens in the basis of the cache into packed pages of a layer.
-WritePages = Callable[[LayerView, Tokens, Tokens, Targets], tuple[Packed, Packed]]
+WritePages = Callable[[LayerView, Keys, Values, Targets], tuple[Packed, Packed]]
 
 
-def write_plainly(view: LayerView, k: Tokens, v: Tokens, to: Targets) -> tuple[Packed, Packed]:
+def write_plainly(view: LayerView, k: Keys, v: Values, to: Targets) -> tuple[Packed, Packed]:
     """Encodes tokens and scatters them, by plain JAX; any codec."""
     storage = view.storage
     key, value = (
@@ -28,7 +29,7 @@ def write_plainly(view: LayerView, k: Tokens, v: Tokens, to: Targets) -> tuple[P
     return key, value
 
 
-def write_if_any(view: LayerView, k: Tokens, v: Tokens, to: Targets) -> tuple[Packed, Packed]:
+def write_if_any(view: LayerView, k: Keys, v: Values, to: Targets) -> tuple[Packed, Packed]:
     """As ``write_plainly``, but encodes nothing if no token is real: a page is seldom due."""
     kept = view.storage.key, view.storage.value
     return jax.lax.cond(to.real.any(), lambda: write_plainly(view, k, v, to), lambda: kept)
@@ -42,7 +43,7 @@ def pack_plainly(view: LayerView, plan: PackPlan) -> LayerGroup:
     return LayerGroup(*write_plainly(view, k, v, plan.to), exact)
 
 
-def write_exact(view: LayerView, k: Tokens, v: Tokens, to: Targets) -> ExactPages:
+def write_exact(view: LayerView, k: Keys, v: Values, to: Targets) -> ExactPages:
     """The 16-bit pages with tokens in them."""
     pages = view.storage.exact
     assert pages is not None
@@ -54,9 +55,9 @@ def write_exact(view: LayerView, k: Tokens, v: Tokens, to: Targets) -> ExactPage
 
 def store_chunk(
     view: LayerView,
-    k: Tokens,
-    v: Tokens,
-    old: tuple[Float[Array, "B W K H"], Float[Array, "B W K H"]] | None,
+    k: Keys,
+    v: Values,
+    old: tuple[Float[Array, "B W K H"], Float[Array, "B W K C"]] | None,
     plan: GroupPlan,
     write: WritePages,
 ) -> LayerGroup:

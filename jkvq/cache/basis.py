@@ -277,9 +277,12 @@ def make_basis(
     return Basis(key, value, local, spec.exact_layers, local_layers)
 
 
+_CHANNELS = {"key": "head_dim", "value": "value_dim"}  # of a CacheShape
+
+
 def _side(name: str, cache: CacheSpec, shape: CacheShape, found: SideCalibration, seed: int):
     spec: SideSpec = getattr(cache, name)
-    L, K, H, _ = shape
+    L, K, H = shape.layers, shape.kv_heads, getattr(shape, _CHANNELS[name])
     parts = vars(found) | vars(found.transform(cache))
 
     def need(part: str, *expected: int) -> Array:

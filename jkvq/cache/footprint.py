@@ -50,7 +50,7 @@ def footprint(
     if batch < 1:
         raise UserError(f"batch={batch}: at least 1 is needed")
     shape = CacheShape.of(config)
-    spec.check(shape.layers, shape.head_dim, config.context)
+    spec.check(shape.layers, shape.head_dim, config.context, shape.latent)
     cache = pool_bytes(spec, shape, context, batch)
     room = None if memory is None else memory - weights
     return Footprint(

@@ -29,7 +29,7 @@ class ExactPages:
     """16-bit pages: of the sink, of recent tokens and of the page that fills."""
 
     key: UInt[Array, "L P K p H"]
-    value: UInt[Array, "L P K p H"]
+    value: UInt[Array, "L P K p V"]
 
 
 @jax.tree_util.register_dataclass
@@ -151,10 +151,10 @@ def abstract_groups(
 
 
 def _abstract_group(spec: CacheSpec, shape: CacheShape, pages: int, exact_pages: int) -> LayerGroup:
-    L, K, H, _ = shape
+    L, K = shape.layers, shape.kv_heads
 
-    def packed(side: SideSpec) -> Packed:
-        kept = stored(side, H)
+    def packed(side: SideSpec, channels: int) -> Packed:
+        kept = stored(side, channels)
         tile = (kept.codes, spec.page) if kept.stream else (spec.page, kept.codes)
         return Packed(
             _abstract((L, pages, K, *tile), kept.dtype),
@@ -163,12 +163,13 @@ def _abstract_group(spec: CacheSpec, shape: CacheShape, pages: int, exact_pages:
             kept.stream,
         )
 
-    def exact(side: SideSpec):
+    def exact(side: SideSpec, channels: int):
         words = np.uint32 if side.bits == 32 else np.uint16
-        return _abstract((L, exact_pages, K, spec.page, H), words)
+        return _abstract((L, exact_pages, K, spec.page, channels), words)
 
-    pages_of_windows = ExactPages(exact(spec.key), exact(spec.value)) if spec.windowed else None
-    return LayerGroup(packed(spec.key), packed(spec.value), pages_of_windows)
+    key, value = (spec.key, shape.head_dim), (spec.value, shape.value_dim)
+    windows = ExactPages(exact(*key), exact(*value)) if spec.windowed else None
+    return LayerGroup(packed(*key), packed(*value), windows)
 
 
 def _abstract(shape: tuple[int, ...], dtype) -> Any:

@@ -14,6 +14,8 @@ class Architecture(Protocol):
     def head_dim(self) -> int: ...
     @property
     def windows(self) -> tuple[int | None, ...]: ...
+    @property
+    def latent_width(self) -> int | None: ...
 
 
 class CacheShape(NamedTuple):
@@ -21,17 +23,25 @@ class CacheShape(NamedTuple):
 
     windows: how many of the latest tokens each layer sees, None where it sees all; nothing where
         all layers do.
+    latent: channels of values, if these are latents that keys are made of too; None where values
+        have those of a head.
     """
 
     layers: int  # L
     kv_heads: int  # K
     head_dim: int  # H
     windows: tuple[int | None, ...] = ()
+    latent: int | None = None
 
     @classmethod
     def of(cls, config: Architecture) -> "CacheShape":
         """That of a model."""
-        return cls(config.layers, config.kv_heads, config.head_dim, config.windows)
+        sizes = config.layers, config.kv_heads, config.head_dim
+        return cls(*sizes, config.windows, config.latent_width)
+
+    @property
+    def value_dim(self) -> int:
+        return self.latent or self.head_dim
 
     @property
     def window(self) -> int | None:
@@ -40,4 +50,4 @@ class CacheShape(NamedTuple):
 
     @property
     def elements_per_token(self) -> int:
-        return 2 * self.layers * self.kv_heads * self.head_dim
+        return self.layers * self.kv_heads * (self.head_dim + self.value_dim)

@@ -28,6 +28,7 @@ from jkvq.llm import LLM, checked_basis, find_calibration, with_cache
 from jkvq.models.decoder import run
 from jkvq.models.model import Model
 from jkvq.pallas_kernels.formats.packed import LayerIndex
+from jkvq.support.errors import UserError
 
 CHUNK = 256  # tokens per step
 
@@ -102,7 +103,7 @@ class Baseline:
     kept: ChannelWise
 
     def start(self, tokens: int) -> _KeptTokens:
-        L, K, H, _ = CacheShape.of(self.model.config)
+        L, K, H, *_ = CacheShape.of(self.model.config)
         S = -(-tokens // CHUNK) * CHUNK
         zeros = jnp.zeros((L, S, K, H))
         return _KeptTokens(zeros, jnp.zeros_like(zeros), jnp.int32(0))
@@ -158,15 +159,25 @@ def subject(
 ) -> Subject:
     """The model with a cache, or a baseline, of this name."""
     if cache in BASELINES:
+        _require_keys_and_values(model)
         BASELINES[cache].check(model.config.head_dim)
         return Baseline(model, BASELINES[cache])
     return Cached(with_cache(model, cache, calibration, implementation=implementation))
+
+
+def _require_keys_and_values(model: Model) -> None:
+    if model.config.latent is not None:
+        raise UserError(
+            "this model keeps latents (MLA): baselines and comparisons of layers read keys and "
+            "values; `jkvq eval ppl` takes caches that latents can have"
+        )
 
 
 def reconstruction(
     model: Model, cache: str, calibration: Calibration | str | Path | None = None
 ) -> Reconstruction:
     """What a cache, or a baseline, of this name gives back."""
+    _require_keys_and_values(model)
     if cache in BASELINES:
         BASELINES[cache].check(model.config.head_dim)
         return BASELINES[cache]

@@ -116,7 +116,7 @@ def default_cache(config: ModelConfig) -> tuple[CacheSpec, str | None]:
     for name in DEFAULT_CACHES:
         spec = parse_spec(name)
         try:
-            spec.check(config.layers, config.head_dim, config.context)
+            spec.check(config.layers, config.head_dim, config.context, config.latent_width)
             return spec, reason
         except UserError as error:
             reason = reason or str(error).partition(";")[0]
@@ -135,7 +135,7 @@ def _refuse_early(
     if given is not None or not methods_for(spec):
         checked_basis(config, spec, given)
         return
-    spec.check(config.layers, config.head_dim, config.context)
+    spec.check(config.layers, config.head_dim, config.context, config.latent_width)
     if find_artefact(model, spec) is None and not calibrates_on_first_use(spec):
         raise missing_calibration(model, spec)
 

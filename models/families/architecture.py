@@ -8,6 +8,7 @@ import dataclasses
 from collections.abc import Mapping
 
 from jkvq.models.config import LocalLayers, ModelConfig
+from jkvq.models.families.deepseek_v2 import DEEPSEEK_V2
 from jkvq.models.families.family import Family
 from jkvq.models.families.gemma3 import GEMMA3
 from jkvq.models.families.glm4 import GLM4, GLM4_MOE
@@ -16,8 +17,7 @@ from jkvq.models.families.llama import LLAMA, MISTRAL
 from jkvq.models.families.mixtral import MIXTRAL
 from jkvq.models.families.olmo2 import OLMO2
 from jkvq.models.families.phi3 import PHI3
-from jkvq.models.families.qwen import QWEN2, QWEN3
-from jkvq.models.families.qwen_moe import QWEN2_MOE, QWEN3_MOE
+from jkvq.models.families.qwen import QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE
 from jkvq.models.fields import Fields, count, positive
 from jkvq.models.layers.mlp import ACTIVATIONS
 from jkvq.models.rope import THETA, Rope, read_rope, rope_fields
@@ -25,7 +25,7 @@ from jkvq.support.errors import UserError
 
 _ALL = (
     *(LLAMA, MISTRAL, MIXTRAL, QWEN2, QWEN3, QWEN2_MOE, QWEN3_MOE),
-    *(GEMMA3, GLM4, GLM4_MOE, OLMO2, PHI3, GPT_OSS),
+    *(GEMMA3, GLM4, GLM4_MOE, OLMO2, PHI3, GPT_OSS, DEEPSEEK_V2),
 )
 _FIRST_LAYERS = 28  # without a window, where a config that is asked for them does not say
 FAMILIES = {family.name: family for family in _ALL}

@@ -20,20 +20,35 @@ def in_decoder_order(
     config: ModelConfig, path: Path, tensor: np.ndarray, *, interleaved: bool
 ) -> np.ndarray:
     """A parameter with its rows as the decoder has them."""
-    if len(path) < 2 or path[-3:-2] != ("attention",) or path[-2] not in _ROWS:
+    if len(path) < 2 or path[-3:-2] != ("attention",):
         return tensor
-    rows = _row_order(config, str(path[-2]), interleaved)
+    name, find = str(path[-2]), _row_order if config.latent is None else _latent_rows
+    rows = find(config, name, interleaved)
     return tensor if rows is None else tensor[rows]
 
 
 _ROWS = ("qkv", "q_norm", "k_norm")
 
 
+def _latent_rows(config: ModelConfig, name: str, interleaved: bool) -> np.ndarray | None:
+    """The same for MLA: the rotary channels stand behind the others of a head, or of the latent."""
+    latent = config.latent
+    assert latent is not None
+    before, heads = {
+        "q": (latent.key, config.heads),
+        "q_b": (latent.key, config.heads),
+        "kv_a": (latent.width, 1),
+    }.get(name, (0, 0))
+    order = _channel_order(config.head_dim, 2 * len(config.rope_divisors), interleaved)
+    head = np.concatenate([np.arange(before), before + order])
+    return np.concatenate([n * len(head) + head for n in range(heads)]) if heads else None
+
+
 @functools.lru_cache(maxsize=64)
 def _row_order(config: ModelConfig, name: str, interleaved: bool) -> np.ndarray | None:
     """Which row of the checkpoint each of the decoder's is; None where all are in their places."""
     order = _channel_order(config.head_dim, 2 * len(config.rope_divisors), interleaved)
-    if (order == np.arange(config.head_dim)).all():
+    if name not in _ROWS or (order == np.arange(config.head_dim)).all():
         return None
     N, K = config.heads, config.kv_heads
     turning, standing = {

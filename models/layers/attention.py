@@ -29,9 +29,10 @@ class Attend(Protocol):
         state: Any,
         sinks: Float[Array, " N"] | None = None,
         /,
-    ) -> tuple[Float[Array, "B T N H"], Any]:
+    ) -> tuple[Float[Array, "B T N C"], Any]:
         """The attention's output and the state after this layer.
 
+        Where queries have more channels than keys, the rest of them meets values.
         ``sinks``: a logit of each query head beside those of the tokens; None is none.
         """
         ...
@@ -56,7 +57,7 @@ class Attention(nnx.Module):
         (B, T, _), N, K = x.shape, self.config.heads, self.config.kv_heads
         heads = self.qkv(x).reshape(B, T, -1, self.config.head_dim)
         cos, sin = rotary[self.config.rotary]
-        q = self._heads(heads, 0, N, self.q_norm, self._amplified(cos, sin))
+        q = self._heads(heads, 0, N, self.q_norm, amplified(self.config, cos, sin))
         k = self._heads(heads, N, K, self.k_norm, (cos, sin))
         sinks = () if self.sinks is None else (self.sinks[...],)
         out, state = attend(q, k, NewHeads(heads, N + K, K), state, *sinks)
@@ -73,11 +74,12 @@ class Attention(nnx.Module):
         normed = norm(x.reshape(*x.shape[:2], -1)).reshape(x.shape)
         return NewHeads(normed, 0, count, None, turn)
 
-    def _amplified(self, cos, sin) -> Rotary:
-        """The rotation of queries, with the gain of queries and keys in it: scores are the same."""
-        gain, turning = self.config.rope_gain, len(self.config.rope_divisors)
-        if gain == 1.0:
-            return cos, sin
-        each = np.where(np.arange(cos.shape[-1]) < turning, gain**2, 1.0).astype(np.float32)
-        each = jnp.expand_dims(each, range(cos.ndim - 1))
-        return cos * each, sin * each
+
+def amplified(config: ModelConfig, cos, sin) -> Rotary:
+    """The rotation of queries, with the gain of queries and keys in it: scores are the same."""
+    gain, turning = config.rope_gain, len(config.rope_divisors)
+    if gain == 1.0:
+        return cos, sin
+    each = np.where(np.arange(cos.shape[-1]) < turning, gain**2, 1.0).astype(np.float32)
+    each = jnp.expand_dims(each, range(cos.ndim - 1))
+    return cos * each, sin * each

@@ -85,14 +85,14 @@ class Router(nnx.Module):
         return weights * how.scale, chosen
 
     def _choice(self, scores: Float[Array, "n E"]) -> Float[Array, "n E"]:
-        """What experts are chosen by: those of the groups with the two best experts, corrected."""
+        """What experts are chosen by: those of the groups with the best ones, corrected."""
         how = self.how
         if self.correction is not None:
             scores = scores + self.correction[...].astype(jnp.float32)[None]
         if how.groups == 1:
             return scores
         grouped = scores.reshape(len(scores), how.groups, -1)
-        best = jax.lax.top_k(grouped, 2)[0].sum(-1)
+        best = jax.lax.top_k(grouped, how.best_of_group)[0].sum(-1)
         _, taken = jax.lax.top_k(best, how.chosen_groups)
         is_taken = jax.nn.one_hot(taken, how.groups, dtype=bool).any(1)
         return jnp.where(is_taken[..., None], grouped, -jnp.inf).reshape(scores.shape)

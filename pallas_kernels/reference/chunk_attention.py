@@ -15,12 +15,12 @@ from jkvq.pallas_kernels.reference.dense_attention import products, softmax, wei
 def chunk_attention(
     q: Float[Array, "B T N H"],
     k: Float[Array, "B S K H"],
-    v: Float[Array, "B S K H"],
+    v: Float[Array, "B S K C"],
     visible: Bool[Array, "B T S"],
     shift: Float[Array, "B T N S"] | None = None,
     *,
     scale: float,
-) -> tuple[Float[Array, "B T N H"], Float[Array, "B T N"]]:
+) -> tuple[Float[Array, "B T N C"], Float[Array, "B T N"]]:
     """(out, lse) in float32; a query that sees nothing gets (0, -inf).
 
     Keys and values that no query sees may be anything.

@@ -27,7 +27,7 @@ class Decoder(Protocol):
 
 
 def paged_attention(
-    q: Float[Array, "B T N H"],
+    q: Float[Array, "B T N Q"],
     keys: Packed,
     values: Packed,
     key_decoder: Decoder,
@@ -39,14 +39,15 @@ def paged_attention(
     oldest: Int[Array, "B T"] | None = None,
     *,
     scale: float,
-) -> tuple[Float[Array, "B T N H"], Float[Array, "B T N"]]:
+) -> tuple[Float[Array, "B T N C"], Float[Array, "B T N"]]:
     """(out, lse) in float32; a query that sees no token gets (0, -inf).
 
+    Queries with more channels than keys meet values with the rest of them: latents are both.
     ``shift`` is added to q . k for all tokens of a page. ``oldest`` is the first token that a query
     sees, if that is not the first of all.
     Slots at and past ``length``, and pages the block table does not name, may hold anything.
     """
-    B, T, N, H = q.shape
+    B, T, N, _ = q.shape
     K, p = keys.kv_heads, keys.page
     G, R = N // K, N // K * T
 
@@ -74,6 +75,8 @@ def paged_attention(
             decoder.decode(load_pages(packed, layer, pages), real)
             for decoder, packed in ((key_decoder, keys), (value_decoder, values))
         )
+        if key.shape[-1] < q.shape[-1]:
+            key = jnp.concatenate([key, value], axis=-1)
         scores = jnp.einsum("bkrh,bskh->bkrs", q, key, precision="highest")
         if shift is not None:
             each = jax.lax.dynamic_slice_in_dim(shift, i * round_pages, round_pages, axis=-1)
@@ -90,11 +93,22 @@ def paged_attention(
     first, rounds = 0, -(-length.max() // (round_pages * p))
     if oldest is not None:  # rounds before are seen by nobody
         first = jnp.maximum(oldest.min(), 0) // (round_pages * p)
-    empty = jnp.full((B, K, R), -jnp.inf), jnp.zeros((B, K, R)), jnp.zeros((B, K, R, H))
+    channels = _channels(values, value_decoder)
+    empty = jnp.full((B, K, R), -jnp.inf), jnp.zeros((B, K, R)), jnp.zeros((B, K, R, channels))
     top, total, acc = jax.lax.fori_loop(first, rounds, one_round, empty)
     out = acc / jnp.where(total > 0, total, 1.0)[..., None]
     lse = jnp.log(total) + jnp.where(jnp.isneginf(top), 0.0, top)
     return _by_token(out, T), _by_token(lse[..., None], T)[..., 0]
+
+
+def _channels(packed: Packed, decoder: Decoder) -> int:
+    """Of what a decoder reads."""
+
+    def one_token():
+        token = load_pages(packed, 0, jnp.zeros((1, 1), jnp.int32))
+        return decoder.decode(token, jnp.ones((1, packed.page), bool))
+
+    return jax.eval_shape(one_token).shape[-1]
 
 
 def _by_token(x: Float[Array, "B K R n"], T: int) -> Float[Array, "B T N n"]:

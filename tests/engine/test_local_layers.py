@@ -16,10 +16,11 @@ from jkvq.engine import capacity
 from jkvq.engine.engine import Engine
 from jkvq.engine.forward import forward
 from jkvq.engine.options import Options
-from jkvq.llm import LLM
+from jkvq.llm import LLM, with_cache
 from jkvq.models.config import LocalLayers
 from jkvq.models.decoder import logits
-from tests.tiny import CONFIG, tiny_llm
+from jkvq.support.errors import UserError
+from tests.tiny import CONFIG, tiny_llm, tiny_model
 
 WINDOW, CHUNK, PAGE = 20, 32, 8
 PROMPT = np.random.default_rng(0).integers(0, 256, 83).tolist()
@@ -122,3 +123,19 @@ def test_local_layers_of_gemma_hold_their_window():
     local = stored_bytes(spec, shape, 0, 0, pages_of_local(spec, shape.window))
     assert local == (512 + 2 * 64) * each
     assert stored_bytes(spec, shape, 1, 0) == 64 * 3 * 2 * 256 * 2
+
+
+def test_the_kernels_serve_a_model_up_to_the_window_of_all_its_layers():
+    own = WINDOW, CONFIG.rope_theta, CONFIG.rope_divisors
+    model = {
+        layers: tiny_model(
+            config=dataclasses.replace(CONFIG, head_dim=64, local=LocalLayers(layers, *own))
+        )
+        for layers in (ALL, SOME)
+    }
+    served = with_cache(model[ALL], "int4,page=16", implementation="interpret").config
+    assert (served.context, served.windows) == (WINDOW, ())
+    whole = with_cache(model[ALL], "int4,page=16", implementation="reference").config
+    assert (whole.context, whole.windows) == (CONFIG.context, (WINDOW, WINDOW))
+    with pytest.raises(UserError, match="this model has layers with a window; use reference"):
+        with_cache(model[SOME], "int4,page=16", implementation="interpret")

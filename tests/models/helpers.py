@@ -42,6 +42,18 @@ LONGROPE = {
     "long_factor": [1.0, 1.1, 1.5, 2.0, 4.0, 8.0],
 }
 _EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+_LATENT = {
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 20,
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "n_shared_experts": 2,
+    "routed_scaling_factor": 1.5,
+    "first_k_dense_replace": 1,
+}
 _NO_PADDING = {"pad_token_id": None, "bos_token_id": None, "eos_token_id": None}
 
 # Name of the case -> family, and what its config says besides _SMALL.
@@ -102,6 +114,27 @@ FAMILY_CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "query_pre_attn_scalar": 24,
             "final_logit_softcapping": 3.0,
             **_NO_PADDING,
+        },
+    ),
+    "deepseek-v2-lite": (
+        "deepseek_v2",
+        {
+            "num_key_value_heads": 4,
+            "q_lora_rank": None,
+            **_LATENT,
+            "rope_parameters": YARN_ROPE | {"mscale": 0.7, "mscale_all_dim": 0.5},
+        },
+    ),
+    "deepseek-v2": (
+        "deepseek_v2",
+        {
+            "num_key_value_heads": 4,
+            "q_lora_rank": 24,
+            "attention_bias": True,
+            "topk_method": "group_limited_greedy",
+            "n_group": 3,
+            "topk_group": 2,
+            **_LATENT,
         },
     ),
     "mistral-window": ("mistral", {"sliding_window": 11}),

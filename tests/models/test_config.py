@@ -242,7 +242,7 @@ def test_layers_of_one_kind_have_one_config():
     assert plain.layer(1) is plain and plain.windows == ()
 
 
-@pytest.mark.parametrize("case", ["llama3", "gemma3", "glm4-moe"])
+@pytest.mark.parametrize("case", ["llama3", "gemma3", "glm4-moe", "gpt-oss", "deepseek-v2"])
 def test_config_is_the_same_after_json(case):
     config = from_hf(config_dict(case))
     fields = json.loads(json.dumps(dataclasses.asdict(config)))
@@ -260,3 +260,8 @@ def test_config_is_the_same_after_json(case):
 def test_what_gemma_may_not_have_is_refused(changes, sentence):
     with pytest.raises(UserError, match=sentence):
         from_hf({**config_dict("gemma3"), **changes})
+
+
+def test_unknown_routing_of_deepseek_is_refused():
+    with pytest.raises(UserError, match="topk_method='noaux_tc' is not supported; supported: gre"):
+        from_hf({**config_dict("deepseek-v2"), "topk_method": "noaux_tc"})

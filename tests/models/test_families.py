@@ -38,9 +38,16 @@ def test_logits_equal_transformers_when_decoded_token_by_token(pair):
 
 
 @pytest.mark.parametrize("phase", ["prefill", "decode"])
-def test_local_layers_see_their_window_in_a_cache_with_windows(phase, tmp_path):
-    """A window of 18 tokens, of which the oldest are packed once it has left the sink."""
-    theirs = save_random_model("gemma3", tmp_path)
+@pytest.mark.parametrize(
+    "case",
+    [
+        "gemma3",  # a window of 18 tokens, of which the oldest are packed once it has left the sink
+        pytest.param("gpt-oss", marks=pytest.mark.slow),  # of 11, and sinks that are no tokens
+        pytest.param("deepseek-v2-lite", marks=pytest.mark.slow),  # latents, in 16-bit pages too
+    ],
+)
+def test_logits_equal_transformers_in_a_cache_with_windows(case, phase, tmp_path):
+    theirs = save_random_model(case, tmp_path)
     ours = HFFolder(tmp_path)
     pair = Pair(theirs, ours, ours.params(jnp.float32))
     prompts = [prompt(seed, 29) for seed in range(3)]

@@ -150,8 +150,8 @@ class CacheSpec(PageRule):
         """The spec of all other layers."""
         return dataclasses.replace(self, exact_layers=())
 
-    def check(self, layers: int, head_dim: int, context: int) -> None:
-        """Refuses a spec that a model of these sizes cannot have."""
+    def check(self, layers: int, head_dim: int, context: int, latent: int | None = None) -> None:
+        """Refuses a spec that a model of these sizes cannot have; ``latent`` as in `CacheShape`."""
         if self.sink + self.recent > context:
             raise UserError(
                 f"sink={self.sink}, recent={self.recent}: together at most the context of {context}"
@@ -159,8 +159,24 @@ class CacheSpec(PageRule):
         for layer in self.exact_layers:
             if not 0 <= layer < layers:
                 raise UserError(f"exact_layers={layer}: this model has layers 0 to {layers - 1}")
+        if latent is not None:
+            _check_latent(self)
         for name, side in (("key", self.key), ("value", self.value)):
-            _check_side(name, side, head_dim)
+            _check_side(name, side, latent or head_dim if name == "value" else head_dim)
+
+
+def _check_latent(spec: CacheSpec) -> None:
+    """Latents are normed: no weights are there to fold a basis into, and none is calibrated."""
+    wants = {
+        "value.rotation": spec.value.rotation != "none",
+        "a calibration": spec.key.calibrated or spec.value.calibrated,
+    }
+    for what, wanted in wants.items():
+        if wanted:
+            raise UserError(
+                f"this model keeps latents (MLA), and this cache has {what}, which they cannot "
+                "have; use bf16, int8, int4, saw-int4 or int2"
+            )
 
 
 def _check_side(name: str, side: SideSpec, head_dim: int) -> None:
