@@ -286,7 +286,7 @@ def _side(name: str, cache: CacheSpec, shape: CacheShape, found: SideCalibration
     elif spec.rotation in CALIBRATED_ROTATIONS:
         rotation = np.asarray(need("rotation", L, K, H, H), np.float64)
         if spec.rotation == "balanced":
-            rotation = _mixed(rotation, np.asarray(need("spread", L, K, H)), spec)
+            rotation = rotation @ mixing(np.asarray(need("spread", L, K, H)), spec)
             dual = np.linalg.inv(rotation).swapaxes(-1, -2)
     elif spec.rotation != "none":
         rotation = fixed_rotation(spec.rotation, H, seed)[None, None]
@@ -335,21 +335,19 @@ def _for_kernels(name: str, matrices: Matrices, cache: CacheSpec, spec: SideSpec
     return Matrices(jax.device_put(rotation), jax.device_put(dual))
 
 
-def _mixed(
-    rotation: Float[np.ndarray, "L K H H"], spread: Float[np.ndarray, "L K H"], spec: SideSpec
-) -> Float[np.ndarray, "L K H H"]:
-    """The directions of a balanced rotation, mixed so that all channels are alike.
+def mixing(spread: Float[np.ndarray, "*n H"], spec: SideSpec) -> Float[np.ndarray, "*#n H H"]:
+    """What mixes the directions of a balanced rotation, so that all channels are alike.
 
     With digits each quarter is mixed by itself, and scaled to the step that all have in common.
     """
-    H = rotation.shape[-1]
+    H = spread.shape[-1]
     if not spec.digits:
-        return rotation @ hadamard(H)[:, bit_reversal(H)]
+        return np.expand_dims(hadamard(H)[:, bit_reversal(H)], tuple(range(spread.ndim - 1)))
     size = H // PARTS
     deviation = np.sqrt(spread.reshape(*spread.shape[:-1], PARTS, size).mean(-1))
     steps = [relative_step(spec.bits, count) if count else 1.0 for count in spec.digits]
     scale = np.repeat(1 / (deviation * steps), size, axis=-1)
-    return rotation @ block_hadamard(H, size) * scale[..., None, :]
+    return block_hadamard(H, size) * scale[..., None, :]
 
 
 def _blocks(widths: np.ndarray, bits: int, seed: int) -> tuple[np.ndarray, Allocation]:
