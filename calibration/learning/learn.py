@@ -30,7 +30,7 @@ from jkvq.calibration.learning.text import Text
 from jkvq.models.config import ModelConfig
 from jkvq.models.decoder import Params
 from jkvq.support.errors import UserError
-from jkvq.support.progress import Bar, count_bar, note
+from jkvq.support.progress import Bar, count_bar, note, spinner
 
 CHECK_EVERY = 25  # steps
 _WARM_UP = 0.05  # of all steps
@@ -136,7 +136,8 @@ class _Run:
     def first_state(self, rule: optax.GradientTransformation) -> State:
         """Nothing is learned yet; refuses a text on which the start is not finite."""
         state = self.abstract_state(rule)
-        kl = self.checked(state.learned)
+        with spinner("Measuring the start"):
+            kl = self.checked(state.learned)
         if not math.isfinite(kl):
             raise UserError(
                 "the KL of the start is not a number: nothing can be learned from it; calibrate "

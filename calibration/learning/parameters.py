@@ -132,8 +132,7 @@ def with_learned(
 
     def side(name: str) -> SideCalibration:
         found, own = getattr(calibration, name), start[name]
-        with jax.default_matmul_precision("highest"):
-            now = turned(own, learned[name])
+        now = jax.jit(turned)(own, learned[name])
         M = np.asarray(now.rotation, np.float64) @ np.linalg.inv(np.asarray(own.mixing, np.float64))
         place = "past_windows" if spec.windowed else "all_tokens"
         transform = dataclasses.replace(

@@ -18,7 +18,7 @@ from jaxtyping import Array, Float, Int
 from jkvq.cache.basis import Matrices, SideBasis
 from jkvq.cache.specs.spec import CacheSpec, SideSpec
 from jkvq.calibration.learning.parameters import Turned
-from jkvq.calibration.learning.straight_through import read_back
+from jkvq.calibration.learning.straight_through import as_window, read_back
 from jkvq.calibration.observe import causal
 from jkvq.models.config import ModelConfig
 from jkvq.models.decoder import Params, embed, finish, logits, run_layer
@@ -46,8 +46,8 @@ class Windows(NamedTuple):
 class Coded:
     """Attention of a layer whose queries read tokens as its cache has them.
 
-    16-bit windows give tokens back as they are: what float16 rounds is nothing beside codes. Keys
-    are coded as if they stood elsewhere in the context, with all that they see (observe.py).
+    A query reads 16-bit windows as if they rounded nothing, which is little beside codes. Keys are
+    coded as if they stood elsewhere in the context, with all that they see (observe.py).
 
     spec: of the layer; None reads everything as it is.
     """
@@ -73,21 +73,26 @@ class Coded:
         cos, sin = angles(frequency, self.stand - position)
         middle = self.spec.middle(self.stand)
         moved = rotate(k.astype(jnp.float32), cos, sin)
-        key = _through(self.spec.key, self.turned["key"], moved, frequency, middle)
-        value = _through(self.spec.value, self.turned["value"], v, None, middle)
+        key = self._through("key", moved, frequency, middle)
+        value = self._through("value", v, None, middle)
         return rotate(key, cos, -sin), value
 
-
-def _through(spec: SideSpec, turned: Turned, x, frequency, middle) -> Float[Array, "B T K H"]:
-    """Tokens taken to the basis of the cache, coded there, and taken back."""
-    if spec.codec == "float":
-        return x.astype(jnp.float32)
-    mean = turned.mean[None] if spec.center else None
-    matrices = Matrices(turned.rotation[None], turned.dual[None])
-    side = SideBasis(mean, frequency, matrices, None, None, None, None, spec)
-    at = side.angles(middle)
-    read = side.leave(read_back(spec, side.enter(x.astype(jnp.float32), 0, at)), 0)
-    return read if mean is None else read + side.mean_at(0, at)
+    def _through(self, name: str, x, frequency, middle) -> Float[Array, "B T K H"]:
+        """Tokens taken to the basis of the cache, coded there, and taken back."""
+        assert self.spec is not None
+        spec: SideSpec = getattr(self.spec, name)
+        if spec.codec == "float":
+            return x.astype(jnp.float32)
+        own = self.turned[name]
+        mean = own.mean[None] if spec.center else None
+        matrices = Matrices(own.rotation[None], own.dual[None])
+        side = SideBasis(mean, frequency, matrices, None, None, None, None, spec)
+        at = side.angles(middle)
+        entered = side.enter(x.astype(jnp.float32), 0, at)
+        if self.spec.windowed:
+            entered = as_window(entered)
+        read = side.leave(read_back(spec, entered), 0)
+        return read if mean is None else read + side.mean_at(0, at)
 
 
 def attend(

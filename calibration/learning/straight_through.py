@@ -15,7 +15,7 @@ from jaxtyping import Array, Float
 from jkvq.cache.specs.spec import SideSpec
 from jkvq.pallas_kernels.formats import affine
 from jkvq.pallas_kernels.formats.digits import PARTS, fit_digits, places, worth
-from jkvq.pallas_kernels.formats.words import as_bfloat16
+from jkvq.pallas_kernels.formats.words import as_bfloat16, as_float16
 
 Rows = Float[Array, "*rows H"]
 
@@ -29,6 +29,11 @@ def read_back(spec: SideSpec, x: Rows) -> Rows:
     groups = x.reshape(*x.shape[:-1], -1, spec.group or x.shape[-1])
     codes, scale, lo = affine.fit(groups, spec.bits, nearest_levels)
     return (_rounded(lo)[..., None] + _rounded(scale)[..., None] * codes).reshape(x.shape)
+
+
+def as_window(x: Rows) -> Rows:
+    """x as a 16-bit window hands it on to be coded."""
+    return _through(as_float16, x)
 
 
 def _digits(spec: SideSpec, x: Rows) -> Rows:
@@ -50,11 +55,13 @@ def nearest_levels(x, scale, lo, bits: int, worth=1.0):
     """As `affine.nearest_levels`, with the gradient of the value where it is within the levels."""
     per_step = jnp.where(scale > 0, 1.0 / jnp.where(scale > 0, scale, 1.0), 0.0)
     level = (x - lo[..., None] * worth) * per_step[..., None]
-    return jnp.clip(_through(_nearest, level), 0, (2**bits - 1) * worth)
+    most = (2**bits - 1) * worth
+    return _through(lambda level: _nearest(level, most), jnp.clip(level, -0.5, most + 0.5))
 
 
-def _nearest(level: Array) -> Array:
-    return jnp.floor(level + 0.5)
+def _nearest(level: Array, most) -> Array:
+    """Of levels from half a step below the least to half a step above the greatest."""
+    return jnp.minimum(jnp.floor(level + 0.5), most)
 
 
 def _rounded(x: Array) -> Array:
