@@ -83,7 +83,7 @@ def test_nothing_learned_changes_nothing():
 def test_matrices_stay_well_conditioned_whatever_is_learned():
     calibration = _calibration(2)
     start = starting_from(calibration, SPEC, L)
-    found = with_learned(calibration, SPEC, start, _changed(unchanged(start), 100.0))
+    found = with_learned(calibration, SPEC, start, _changed(unchanged(start), 3.0))
     rotation, before = found.key.past_windows.rotation, calibration.key.all_tokens.rotation
     assert rotation is not None
     assert before is not None
