@@ -69,7 +69,7 @@ def require_learnable(spec: CacheSpec) -> None:
         fitted = side.codec == "affine" and side.step == "fitted" and side.clip == 1
         return side.rotation == "balanced" and fitted
 
-    if not (learnable(spec.key) and learnable(spec.value)):
+    if not all(map(learnable, spec.sides)):
         raise UserError(
             f"learn_for={spec_text(spec)}: only caches with balanced rotations and fitted steps "
             "are learned; jkvq-int2 is one"
