@@ -44,6 +44,7 @@ class Manifest:
     corpus, corpus_sha256: the text's name and hash.
     learned: where it was learned, the KL on what was held out of the text: of the start and of the
         step that was kept.
+    caches: those that were tuned with it, by name.
     """
 
     model: str
@@ -59,6 +60,7 @@ class Manifest:
     tokens: int
     versions: dict[str, str]
     learned: dict[str, float] = field(default_factory=dict)
+    caches: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

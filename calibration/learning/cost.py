@@ -1,4 +1,4 @@
-"""What learning takes on a CPU, before it is begun."""
+"""What learning and tuning take on a CPU, before they are begun."""
 
 import time
 from datetime import timedelta
@@ -6,36 +6,33 @@ from datetime import timedelta
 import jax
 import jax.numpy as jnp
 
-from jkvq.calibration.learning.text import Text
 from jkvq.models.config import ModelConfig
 from jkvq.models.decoder import abstract_params
 from jkvq.support.errors import UserError
 
 LIMIT = 3600.0  # seconds
-_PASSES = 4  # exact, over the cache, the same once more, and back
 _SIZE = 1024  # of the product that is timed
 
 
-def require_time(config: ModelConfig, text: Text, steps: int) -> None:
-    """Refuses to learn for hours on a CPU."""
+def require_time(work: str, operations: float) -> None:
+    """Refuses to work for hours on a CPU."""
     if jax.default_backend() != "cpu":
         return
-    took = operations(config, text.windows.shape[1]) * text.batch * steps / _rate()
+    took = operations / _rate()
     if took > LIMIT:
         raise UserError(
-            f"{steps} steps of {text.batch} windows would take about "
-            f"{timedelta(seconds=round(took))} on this CPU: learn on a GPU, or give fewer steps, a "
-            "smaller batch or a shorter window"
+            f"{work} would take about {timedelta(seconds=round(took))} on this CPU: do it on a "
+            "GPU, or with fewer steps, a smaller batch or a shorter window"
         )
 
 
 def operations(config: ModelConfig, window: int) -> float:
-    """Of a window in a step: products with the weights, and of queries with keys and values."""
+    """Of a window through the model: products with weights, and of queries with keys and values."""
     layers = abstract_params(config, jnp.float32)["layers"]
     weights = sum(leaf.size for leaf in jax.tree.leaves(layers)) + config.vocab * config.width
     # Half of the tokens on average, as they are and as coded
     attention = 2 * config.layers * config.heads * config.head_dim * window
-    return 2.0 * _PASSES * window * (weights + attention)
+    return 2.0 * window * (weights + attention)
 
 
 def _rate() -> float:

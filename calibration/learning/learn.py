@@ -147,7 +147,7 @@ class _Run:
 
     def checked(self, learned: Sides) -> float:
         """The KL on what is held out."""
-        layers = _turned_layers(self.start, learned)
+        layers = turned_layers(self.start, learned)
         return float(np.mean([self.network.kl(layers, each) for each in self.text.checks()]))
 
     def advance(
@@ -156,7 +156,7 @@ class _Run:
         """The state after so many steps and a check; and why it must stop, if it must."""
         learned, optimizer = state.learned, state.optimizer
         for step in range(state.step, state.step + steps):
-            layers = _turned_layers(self.start, learned)
+            layers = turned_layers(self.start, learned)
             kl, gradient = self.network.kl_and_gradient(layers, self.text.batch_of(step))
             learned, optimizer = _updated(rule, self.start, learned, optimizer, gradient)
             if not math.isfinite(kl):
@@ -185,7 +185,7 @@ def _adam(rate: float, steps: int) -> optax.GradientTransformation:
 
 
 @jax.jit
-def _turned_layers(start: dict[str, Start], learned: Sides) -> Layers:
+def turned_layers(start: dict[str, Start], learned: Sides) -> Layers:
     """What the cache of every layer does to tokens."""
     every = {name: turned(start[name], learned[name]) for name in start}
     layers = len(start["key"].mean)
@@ -195,7 +195,7 @@ def _turned_layers(start: dict[str, Start], learned: Sides) -> Layers:
 @functools.partial(jax.jit, static_argnums=0)
 def _updated(rule, start: dict[str, Start], learned: Sides, optimizer, gradient: Layers):
     """What is learned after a step, whose gradient is by layers' matrices and means."""
-    back = jax.vjp(lambda learned: _turned_layers(start, learned), learned)[1]
+    back = jax.vjp(lambda learned: turned_layers(start, learned), learned)[1]
     with jax.numpy_dtype_promotion("standard"):  # as Optax has it
         updates, optimizer = rule.update(back(gradient)[0], optimizer, learned)
     return optax.apply_updates(learned, updates), optimizer

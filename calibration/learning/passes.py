@@ -142,12 +142,24 @@ class Network:
 
     def kl(self, layers: Layers, windows: Windows) -> Float[Array, ""]:
         """Mean KL of the tokens that read coded ones."""
-        return self._compare(windows, _last(self._states(windows, layers)))[0]
+        exact = _last(self.states(windows, None))
+        return _divergence(*self._compared(exact, _last(self.states(windows, layers))))
+
+    def kl_of_one(
+        self, layer: int, layers: Layers, windows: Windows, exact: list[Float[Array, "B T D"]]
+    ) -> Float[Array, ""]:
+        """The same with a single layer over its cache; ``exact`` are the ``states`` of none."""
+        x, (_, rotary) = exact[layer], self._embed(windows.tokens)
+        for each in range(layer, self.config.layers):
+            own, weights, attend = self._layer(each, layers if each == layer else None, windows)
+            x = _run(own, weights, x, rotary, attend)
+        return _divergence(*self._compared(exact[-1], x))
 
     def kl_and_gradient(self, layers: Layers, windows: Windows) -> tuple[Float[Array, ""], Layers]:
         """The same, with its gradient by the matrices and means of every layer."""
-        kept = list(self._states(windows, layers))
-        kl, back = self._compare(windows, kept.pop())
+        kept = list(self.states(windows, layers))
+        exact = _last(self.states(windows, None))
+        kl, back = _divergence_and_gradient(*self._compared(exact, kept.pop()))
         _, rotary = self._embed(windows.tokens)
         gradient: Layers = []
         for layer in reversed(range(self.config.layers)):
@@ -156,7 +168,7 @@ class Network:
             gradient.append(of_layer)
         return kl, gradient[::-1]
 
-    def _states(self, windows: Windows, layers: Layers | None) -> Iterator[Float[Array, "B T D"]]:
+    def states(self, windows: Windows, layers: Layers | None) -> Iterator[Float[Array, "B T D"]]:
         """Hidden states before every layer and behind the last; everything exact without layers."""
         x, rotary = self._embed(windows.tokens)
         yield x
@@ -177,10 +189,11 @@ class Network:
         position = np.broadcast_to(np.arange(T, dtype=np.int32), (B, T))
         return embed(self.config, self.params["embedding"], tokens, position)
 
-    def _compare(self, windows: Windows, x: Float[Array, "B T D"]):
-        first = first_that_reads_coded(self.spec, windows.tokens.shape[1])
+    def _compared(self, exact: Float[Array, "B T D"], x: Float[Array, "B T D"]):
+        """What the KL of final states over the cache from exact ones is computed from."""
+        first = first_that_reads_coded(self.spec, x.shape[1])
         ends = {name: own for name, own in self.params.items() if name != "layers"}
-        return _divergence(self.config, ends, first, _last(self._states(windows, None)), x)
+        return self.config, ends, first, exact, x
 
 
 def _last(states: Iterator[Array]) -> Array:
@@ -208,11 +221,10 @@ def _pull(config: ModelConfig, weights: Params, x, rotary, attend: Coded, back):
     return jax.vjp(run, attend.turned, x)[1](back)
 
 
-@functools.partial(jax.jit, static_argnames=("config", "first"), compiler_options=_ALIKE)
-def _divergence(
+def _mean_kl(
     config: ModelConfig, ends: Params, first: int, exact: Float[Array, "B T D"], x
-) -> tuple[Float[Array, ""], Float[Array, "B T D"]]:
-    """Mean KL of the tokens from the first on, and its gradient by x, the states over the cache."""
+) -> Float[Array, ""]:
+    """Mean KL of the tokens from the first on; x are the final states over the cache."""
     B, T, D = exact.shape
     rows = B * (T - first)
     size = min(_ROWS, rows)
@@ -227,8 +239,9 @@ def _divergence(
         # Padding is the same in both, and adds nothing.
         return total + (jnp.exp(expected) * (expected - found)).sum(), None
 
-    def mean(x):
-        blocks = in_blocks(exact), in_blocks(x)
-        return jax.lax.scan(of_block, jnp.float32(0), blocks)[0] / rows
+    return jax.lax.scan(of_block, jnp.float32(0), (in_blocks(exact), in_blocks(x)))[0] / rows
 
-    return jax.value_and_grad(mean)(x)
+
+_how = {"static_argnums": (0, 2), "compiler_options": _ALIKE}
+_divergence = jax.jit(_mean_kl, **_how)
+_divergence_and_gradient = jax.jit(jax.value_and_grad(_mean_kl, argnums=4), **_how)

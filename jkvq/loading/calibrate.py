@@ -95,7 +95,7 @@ def calibrate(
     flag("self_written", self_written)
     if text is not None and self_written:
         raise UserError("a text and --self exclude each other: give one of them")
-    corpus = None if self_written else _read(text)
+    corpus = None if self_written else read_corpus(text)
     name = model.name if isinstance(model, Model) else str(model)
     label = method_label(method, chosen)
     folder = default_folder(name, label) if out is None else Path(out).expanduser()
@@ -137,7 +137,9 @@ def calibrate_on_first_use(model: Model, spec: CacheSpec, reason: str) -> Calibr
         f"{reason}: calibrating on {FIRST_USE_TOKENS:,} tokens of {DEFAULT_CORPUS}, "
         f"kept in {folder}"
     )
-    artefact = _made(model, method, CalibrationOptions(), _read(None), FIRST_USE_TOKENS, folder)
+    artefact = _made(
+        model, method, CalibrationOptions(), read_corpus(None), FIRST_USE_TOKENS, folder
+    )
     try:
         save_artefact(artefact, folder, replace=True)
     except UserError as error:
@@ -199,7 +201,8 @@ def _clipped(chosen: CalibrationOptions) -> CacheSpec | None:
     return spec
 
 
-def _read(text: str | Path | Corpus | None) -> Corpus:
+def read_corpus(text: str | Path | Corpus | None) -> Corpus:
+    """A text by its file, as it is, or the default one."""
     if isinstance(text, Corpus):
         return text
     if text is None:

@@ -9,13 +9,15 @@ from jkvq.cache.calibrated import Calibration
 from jkvq.cache.specs.spec import CacheSpec
 from jkvq.cache.specs.spec_text import parse_spec
 from jkvq.calibration.artefact import calibration_digest
-from jkvq.calibration.learning.cost import require_time
+from jkvq.calibration.learning.cost import operations, require_time
 from jkvq.calibration.learning.learn import Outcome, learn, require_learnable
 from jkvq.calibration.learning.text import Text, cut
 from jkvq.calibration.solve import CalibrationOptions
 from jkvq.evaluation.corpus import leading_tokens
 from jkvq.models.model import Model
 from jkvq.version import VERSION
+
+_PASSES = 4  # of a step: exact, over the cache, the same once more, and back
 
 
 def learned_cache(chosen: CalibrationOptions) -> CacheSpec | None:
@@ -41,7 +43,8 @@ def text_to_learn(
         batch=chosen.batch,
         seed=chosen.seed,
     )
-    require_time(model.config, text, chosen.steps)
+    each = _PASSES * chosen.batch * operations(model.config, chosen.window)
+    require_time(f"{chosen.steps} steps of {chosen.batch} windows", chosen.steps * each)
     return text
 
 

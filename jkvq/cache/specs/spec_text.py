@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from jkvq.cache.specs.kept_names import kept_name, kept_names
 from jkvq.cache.specs.presets import EVALUATED_ONLY, PRESETS, families
 from jkvq.cache.specs.spec import CacheSpec, OtherLayers, SideSpec
 from jkvq.support.arguments import refusal
@@ -82,6 +83,13 @@ def parse_spec(text: str) -> CacheSpec:
     name, *overrides = (part.strip() for part in text.split(","))
     spec, everywhere = _preset(name), [each for each in overrides if "@" not in each]
     changes = _changes(text, everywhere)
+    if spec.other_layers:
+        if len(changes["cache"]) < len(overrides):
+            raise UserError(
+                f"cache '{text}': layers of {name} have codes of their own; allowed are overrides "
+                f"of {', '.join(_CACHE_FIELDS)}"
+            )
+        return dataclasses.replace(spec, **changes["cache"])
     spec = dataclasses.replace(spec, **_sides(spec, changes), **changes["cache"])
     return dataclasses.replace(spec, other_layers=_other_layers(text, spec, overrides))
 
@@ -124,9 +132,12 @@ def _preset(name: str) -> CacheSpec:
             f"cache '{name}' exists in `jkvq eval ppl` and `jkvq eval fidelity` only, as a "
             "baseline: choose one that `jkvq caches` lists, such as oscar-int2"
         )
+    if name not in PRESETS and (text := kept_name(name)) is not None:
+        return parse_spec(text)
     if name not in PRESETS:
+        known = [*PRESETS, *kept_names()]
         listed = f"there are {', '.join(families())}; `jkvq caches` lists them all."
-        raise UserError(f"cache '{name}' is not known: {nearest(name, PRESETS, listed)}")
+        raise UserError(f"cache '{name}' is not known: {nearest(name, known, listed)}")
     return PRESETS[name].spec
 
 

@@ -6,7 +6,7 @@ import pytest
 
 import jkvq
 from jkvq.calibration.learning import straight_through
-from jkvq.calibration.learning.learn import _turned_layers, _updated
+from jkvq.calibration.learning.learn import _updated, turned_layers
 from jkvq.calibration.learning.parameters import Sides, Start, starting_from, unchanged
 from jkvq.calibration.learning.passes import Network, Windows, first_that_reads_coded
 from jkvq.evaluation.perplexity import compare
@@ -29,7 +29,7 @@ def test_the_kl_is_that_of_the_cache(start):
     """That of the model over its pages, and near the end of the context."""
     network, sides, made = start
     own, tokens = model(), model().tokenizer.encode(TEXT.text)[:T]
-    layers = _turned_layers(sides, unchanged(sides))
+    layers = turned_layers(sides, unchanged(sides))
     exact, coded = (
         Cached(jkvq.with_cache(own, "f32,page=16")),
         Cached(jkvq.with_cache(own, CACHE, made.calibration)),
@@ -61,9 +61,9 @@ def test_the_gradient_is_that_of_finite_differences(start, monkeypatch):
     windows, learned = Windows(tokens, stand), _random(unchanged(sides), 0.1)
 
     def kl(learned: Sides) -> float:
-        return float(network.kl(_turned_layers(sides, learned), windows))
+        return float(network.kl(turned_layers(sides, learned), windows))
 
-    _, by_layers = network.kl_and_gradient(_turned_layers(sides, learned), windows)
+    _, by_layers = network.kl_and_gradient(turned_layers(sides, learned), windows)
     descent = optax.sgd(1.0)
     lower, _ = _updated(descent, sides, learned, descent.init(learned), by_layers)
     gradient = jax.tree.map(jnp.subtract, learned, lower)
