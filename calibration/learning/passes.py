@@ -26,7 +26,8 @@ from jkvq.models.layers.linear import precision_of
 from jkvq.pallas_kernels.reference.dense_attention import products, softmax, weighted_sum
 from jkvq.pallas_kernels.rotary import angles, rotate
 
-_BLOCKS = 4  # of a window's queries: those of a block see nothing behind its end
+# Of a window's queries: those of a block see nothing behind its end.
+_BLOCKS, _LEAST = 4, 256  # how many, and tokens of one
 _ROWS = 1024  # hidden states whose distributions are computed at once
 # Two runs on one device give the same numbers.
 _ALIKE = {"xla_gpu_deterministic_ops": True}
@@ -125,7 +126,7 @@ def attend(
         weights, _ = softmax(products(q[start:stop] * scale, keys, precision), visible)
         return weighted_sum(weights, values, precision)
 
-    size = -(-T // _BLOCKS)
+    size = max(-(-T // _BLOCKS), _LEAST)
     outs = [
         block(start, min(start + size, T), q, k, v, coded_k, coded_v) for start in range(0, T, size)
     ]

@@ -2,6 +2,7 @@ import dataclasses
 
 import jax
 import numpy as np
+import pytest
 
 from jkvq.cache.basis import make_basis
 from jkvq.cache.calibrated import Calibration, SideCalibration, Transform
@@ -39,26 +40,25 @@ def _changed(like: dict[str, Learned], size: float) -> dict[str, Learned]:
     )
 
 
-def test_the_artefact_gives_the_cache_what_was_learned():
+@pytest.mark.parametrize("cache", ["jkvq-int2", "jkvq-int2,key.bits=4@1,key.digits=none@1"])
+def test_the_artefact_gives_the_cache_what_was_learned(cache):
     """make_basis, which reads any artefact, finds the matrices and means that learning ran with."""
-    calibration = _calibration(0)
-    start = starting_from(calibration, SPEC, L)
+    calibration, spec = _calibration(0), parse_spec(cache)
+    start = starting_from(calibration, spec, L)
     learned = _changed(unchanged(start), 0.3)
-    basis = make_basis(
-        SPEC,
-        CacheShape(L, K, H),
-        with_learned(calibration, SPEC, start, learned),
-        np.ones(H // 2, np.float32),
-    )
-    for name, side in (("key", basis.key), ("value", basis.value)):
-        now = jax.jit(turned)(start[name], learned[name])
-        assert side.matrices is not None
-        assert side.mean is not None
-        for found, expected in zip(side.matrices, now[1:], strict=True):
-            ratio = np.asarray(found) / np.asarray(expected)
-            scale = np.median(ratio, axis=(-2, -1), keepdims=True)  # which evens both out
-            np.testing.assert_allclose(found / scale, expected, rtol=2e-3, atol=2e-4)
-        np.testing.assert_allclose(side.mean, now.mean, rtol=1e-6)
+    found = with_learned(calibration, spec, start, learned)
+    basis = make_basis(spec, CacheShape(L, K, H), found, np.ones(H // 2, np.float32))
+    now = {name: jax.jit(turned)(start[name], learned[name]) for name in start}
+    for layer in range(L):
+        for name, side in zip(now, basis.layer(layer), strict=True):
+            assert side.matrices is not None
+            assert side.mean is not None
+            for every, of_all in zip(side.matrices, now[name][1:], strict=True):
+                own, expected = np.asarray(every[layer]), np.asarray(of_all[layer])
+                # But for what evens the matrix and its dual out
+                scale = np.median(own / expected, axis=(-2, -1), keepdims=True)
+                np.testing.assert_allclose(own / scale, expected, rtol=2e-3, atol=2e-4)
+            np.testing.assert_allclose(side.mean[layer], now[name].mean[layer], rtol=1e-6)
 
 
 def test_other_caches_keep_what_they_had():
