@@ -14,7 +14,7 @@ from tests.calibration.learning.example import CACHE, CALIBRATED_TOKENS, TEXT, m
 
 HOW = {"text": TEXT, "tokens": CALIBRATED_TOKENS, "window": 96, "context": 128}
 SHORT = Corpus("short", TEXT.text[:180])
-LEARNING = {"learn_for": CACHE, "steps": 8, "batch": 4, "rate": 0.003}
+LEARNING = {"learn_for": CACHE, "steps": 12, "batch": 4, "rate": 0.006}
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +75,7 @@ def test_a_killed_run_goes_on_and_ends_as_if_it_had_not_been(learned, tmp_path, 
         jkvq.calibrate(model(), out=tmp_path / "out", **HOW, **LEARNING)
     assert not (tmp_path / "out").exists()
     made = jkvq.calibrate(model(), out=tmp_path / "out", **HOW, **LEARNING)
-    assert len(steps) == 6 + 8 - 4
+    assert len(steps) == 6 + 12 - 4
     assert calibration_digest(made.calibration) == calibration_digest(learned[0].calibration)
     assert made.manifest == learned[0].manifest
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
@@ -108,7 +108,7 @@ def test_what_goes_astray_ends_with_the_best_so_far(astray, tmp_path, monkeypatc
 def test_hours_on_a_cpu_are_refused_before_anything_is_read(tmp_path, monkeypatch):
     monkeypatch.setattr(cost, "_rate", lambda: 1e3)
     monkeypatch.setattr("jkvq.calibration.observe._observe_sequence", None)
-    with pytest.raises(jkvq.UserError, match=r"8 steps of 4 windows would take about \d+ days?,"):
+    with pytest.raises(jkvq.UserError, match=r"12 steps of 4 windows would take about \d+ days?,"):
         jkvq.calibrate(model(), out=tmp_path / "out", **HOW, **LEARNING)
 
 
