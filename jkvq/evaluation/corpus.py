@@ -36,7 +36,11 @@ def first_tokens(tokenizer: Tokenizer, text: str, count: int) -> list[int]:
 
     ``leading_tokens`` count among them.
     """
-    tokens = text_tokens(tokenizer, text)
+    return first_of(text_tokens(tokenizer, text), count)
+
+
+def first_of(tokens: list[int], count: int) -> list[int]:
+    """The first ``count`` of a text's tokens; refuses a text that has fewer."""
     if len(tokens) < count:
         raise UserError(
             f"{count} tokens were asked for and the text has {len(tokens)}: ask for fewer, or give "

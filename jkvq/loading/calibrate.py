@@ -36,7 +36,7 @@ from jkvq.calibration.solve import (
 )
 from jkvq.defaults import CALIBRATION_TOKENS, PLAIN_CACHE
 from jkvq.engine.generate import generate
-from jkvq.evaluation.corpus import first_tokens, leading_tokens, read_text, text_tokens
+from jkvq.evaluation.corpus import first_of, leading_tokens, read_text, text_tokens
 from jkvq.llm import LLM, missing_calibration, with_cache
 from jkvq.loading.learn import learned, learned_cache, state_file, text_to_learn
 from jkvq.models.dtype import DTypeLike
@@ -162,11 +162,10 @@ def _made(
     chosen = dataclasses.replace(chosen, window=min(chosen.window, context))
     clipped, spec = _clipped(chosen), learned_cache(chosen)
     if corpus is None:
-        corpus, ids = _self_written(model, tokens)
-        every = ids
+        corpus, every = _self_written(model, tokens)
     else:
-        ids = first_tokens(model.tokenizer, corpus.text, tokens)
-        every = text_tokens(model.tokenizer, corpus.text) if spec is not None else ids
+        every = text_tokens(model.tokenizer, corpus.text)
+    ids = first_of(every, tokens)
     text = None if spec is None else text_to_learn(model, spec, chosen, every)
     reading, leading = (model.config, model.params, ids), len(leading_tokens(model.tokenizer))
     moments, captured = observe(
