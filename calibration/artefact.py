@@ -13,7 +13,7 @@ import datetime
 import hashlib
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,9 @@ class Manifest:
     options: of the method, as far as they are not the default.
     windows: sink, recent and page of the caches that `SideCalibration.past_windows` was made for.
     corpus, corpus_sha256: the text's name and hash.
+    learned: where it was learned, the KL on what was held out of the text: of the start and of the
+        step that was kept.
+    caches: those that were tuned with it, by name.
     """
 
     model: str
@@ -56,6 +59,8 @@ class Manifest:
     corpus_sha256: str
     tokens: int
     versions: dict[str, str]
+    learned: dict[str, float] = field(default_factory=dict)
+    caches: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -151,7 +156,7 @@ def read_manifest(folder: Path) -> Manifest:
                 f"{_FORMAT}; calibrate again"
             )
         fields = [field.name for field in dataclasses.fields(Manifest)]
-        manifest = Manifest(**{name: written[name] for name in fields})
+        manifest = Manifest(**{name: written[name] for name in fields if name in written})
         digest = written["sha256"]
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"{folder / MANIFEST} is damaged ({error}); calibrate again") from None

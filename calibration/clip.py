@@ -33,6 +33,8 @@ def require_clipping(spec: CacheSpec) -> None:
     """Refuses a spec that has no clip ratios to choose."""
     if spec.key.clip == 1 or spec.value.clip == 1:
         raise UserError(f"clip_for={spec_text(spec)}: this cache does not clip; oscar-int2 does")
+    if spec.other_layers:
+        raise UserError(f"clip_for={spec_text(spec)}: only a cache that codes all layers alike")
 
 
 def choose_clips(

@@ -28,6 +28,12 @@ def explain(artefact: Artefact) -> list[str]:
         f"tokens, and pages of {page}.",
         f"Serves {', '.join(serves)}." if serves else "Serves any cache with center=true.",
     ]
+    if learned := manifest.learned:
+        lines.append(
+            f"Learned for {manifest.options['learn_for']}: KL {learned['start_kl']:.3g} before and "
+            f"{learned['kl']:.3g} after step {learned['step']:.0f}, on windows that were held out."
+        )
+    lines += [f"Tuned: {name} is {text}." for name, text in manifest.caches.items()]
     for name, side, spectra in (
         ("keys", artefact.calibration.key, artefact.key),
         ("values", artefact.calibration.value, artefact.value),

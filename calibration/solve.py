@@ -18,7 +18,7 @@ from jkvq.calibration.moments import Captured, Moments
 from jkvq.calibration.observe import WINDOW
 from jkvq.models.config import ModelConfig
 from jkvq.models.decoder import Params
-from jkvq.support.arguments import INT32, flag, refusal, whole
+from jkvq.support.arguments import INT32, flag, number, refusal, whole
 from jkvq.support.errors import UserError, nearest
 from jkvq.support.progress import count_bar
 
@@ -47,9 +47,12 @@ class CalibrationOptions:
         ("weighted") or alone ("v").
     without: factors of OSCAR's rotation to leave out: eigenvectors, hadamard, bit-reversal.
     order: of the block Hadamard behind the Hessian rotation; None is the largest up to 128.
-    centroids, starts, seed: of k-means.
+    centroids, starts: of k-means.
+    seed: of k-means, and of the order of windows in learning.
     score: by which rotary blocks get their bits.
     clip_for: a cache whose clip ratios are chosen for each layer.
+    learn_for: a cache that the balanced rotations and the means are then learned for.
+    steps, batch, rate: of learning: how many steps, windows in each, and Adam's greatest rate.
     window: tokens that see each other; a text is cut into such windows.
     context: the length of the sequences to serve; None is the model's context.
     """
@@ -64,6 +67,10 @@ class CalibrationOptions:
     seed: int = 0
     score: str = "qk_avg"
     clip_for: str | None = None
+    learn_for: str | None = None
+    steps: int = 400
+    batch: int = 4
+    rate: float = 0.003
     window: int = WINDOW
     context: int | None = None
 
@@ -80,8 +87,11 @@ class CalibrationOptions:
         object.__setattr__(self, "without", tuple(self.without))
         for factor in self.without:
             one_of("without", factor, rotations.FACTORS)
-        if not isinstance(self.clip_for, str | None):
-            raise refusal("clip_for", self.clip_for, "a cache's name, such as oscar-int2")
+        for name, cache in (("clip_for", "oscar-int2"), ("learn_for", "jkvq-int2")):
+            if not isinstance(getattr(self, name), str | None):
+                raise refusal(name, getattr(self, name), f"a cache's name, such as {cache}")
+        rate = number("rate", self.rate, 1e-6, 1.0, "allowed: numbers from 0.000001 to 1")
+        object.__setattr__(self, "rate", rate)
         object.__setattr__(self, "shared", flag("shared", self.shared))
         for name, least, most in _RANGES:
             given = getattr(self, name)
@@ -95,15 +105,20 @@ _RANGES = (
     ("centroids", 1, 65536),
     ("starts", 1, 100),
     ("seed", 0, INT32),
+    ("steps", 1, 10**6),
+    ("batch", 1, 4096),
     ("window", 64, 2**20),
     ("context", 64, 2**24),
 )
+LEARNING = ("steps", "batch", "rate")
 # Options that only these methods look at; the others hold for all.
 OPTIONS_OF = {
     ("jkvq", "oscar"): ("shared", "clip_for"),
     ("oscar",): ("key_target", "value_target", "without"),
     ("hessian",): ("order",),
-    ("kmeans",): ("centroids", "starts", "seed"),
+    ("kmeans",): ("centroids", "starts"),
+    ("kmeans", "jkvq"): ("seed",),
+    ("jkvq",): ("learn_for", *LEARNING),
     ("blockgtq",): ("score",),
 }
 
@@ -123,6 +138,9 @@ def read_options(method: str, given: Mapping[str, Any]) -> CalibrationOptions:
                     f"{name}={given[name]}: only with method {' or '.join(methods)}, and the "
                     f"method is {method}; leave it out"
                 )
+    for name in LEARNING:
+        if name in given and given.get("learn_for") is None:
+            raise UserError(f"{name}={given[name]}: only where something is learned; leave it out")
     return CalibrationOptions(**given)
 
 

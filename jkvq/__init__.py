@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from jkvq.llm import LLM, with_cache
     from jkvq.loading.calibrate import calibrate
     from jkvq.loading.load import load
+    from jkvq.loading.tune import Tuned, tune
     from jkvq.models.model import Model, load_model
     from jkvq.support.errors import CacheWarning, UserError
 
@@ -43,6 +44,7 @@ __all__ = [
     "SideCalibration",
     "SideSpec",
     "Transform",
+    "Tuned",
     "UserError",
     "__version__",
     "batch",
@@ -53,6 +55,7 @@ __all__ = [
     "load_model",
     "parse_spec",
     "stream",
+    "tune",
     "with_cache",
 ]
 # A name is imported when it is first used: `jkvq --help` shall not wait for all of JAX.
@@ -69,6 +72,7 @@ _HOMES = {
     "jkvq.llm": ("LLM", "with_cache"),
     "jkvq.loading.calibrate": ("calibrate",),
     "jkvq.loading.load": ("load",),
+    "jkvq.loading.tune": ("Tuned", "tune"),
     "jkvq.models.model": ("Model", "load_model"),
     "jkvq.support.errors": ("CacheWarning", "UserError"),
 }

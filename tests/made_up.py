@@ -18,7 +18,7 @@ def random_calibration(
     Means are far from zero, and widths keep the budget of ``bits``.
     """
     rng = np.random.default_rng(0)
-    L, K, H, _ = shape
+    L, K, H, *_ = shape
     widths = np.array([bits + 1, bits + 1, bits, bits, bits, bits, bits - 1, bits - 1])
 
     def orthogonal() -> np.ndarray:

@@ -11,6 +11,7 @@ from jkvq.support.errors import UserError, nearest
 _HEAD_DIMS = (64, 128, 256)
 _SHORTEST_PAGE = 16
 _WIDEST_LLOYD = 4
+_SIDES = ("key", "value")
 
 
 def choose_implementation(name: str | None, config: ModelConfig, spec: CacheSpec) -> Implementation:
@@ -72,7 +73,8 @@ def _architecture_limit(config: ModelConfig) -> str | None:
 def _spec_limit(spec: CacheSpec) -> str | None:
     if spec.page < _SHORTEST_PAGE:
         return f"the kernels take pages of {_SHORTEST_PAGE} tokens or more, and page={spec.page}"
-    return _side_limit("key", spec.key) or _side_limit("value", spec.value)
+    sides = ((name, getattr(own, name)) for own in (spec, *spec.other_layers) for name in _SIDES)
+    return next(filter(None, (_side_limit(*side) for side in sides)), None)
 
 
 def _side_limit(name: str, side: SideSpec) -> str | None:

@@ -72,7 +72,7 @@ def with_any_cache(model: Model, spec: CacheSpec, implementation: str | None = N
 def made_up(shape: CacheShape, bits: int) -> Calibration:
     """A calibration that was never measured."""
     rng = np.random.default_rng(0)
-    L, K, H, _ = shape
+    L, K, H, *_ = shape
     widths = np.resize([bits + 2, bits + 1, bits, bits, bits, bits - 1, bits - 1, bits - 1], H // 2)
 
     def side() -> SideCalibration:

@@ -8,6 +8,7 @@ R is orthogonal, and R^-T is R, but for the rotation "balanced": any invertible 
 """
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -25,7 +26,7 @@ from jkvq.cache.fixed_rotations import (
     random_rotation,
 )
 from jkvq.cache.shape import CacheShape
-from jkvq.cache.specs.spec import CALIBRATED_ROTATIONS, EXACT, CacheSpec, SideSpec
+from jkvq.cache.specs.spec import CALIBRATED_ROTATIONS, EXACT, CacheSpec, OtherLayers, SideSpec
 from jkvq.cache.stored import BLOCK_GROUPS
 from jkvq.pallas_kernels.formats.codecs import (
     AffineCodec,
@@ -185,34 +186,48 @@ class SideBasis:
 class Basis:
     """Both sides of every layer.
 
+    others: of layers with codes of their own, in the order of ``other_layers``.
     local_frequency: of the rotary pairs of local layers, if the mean of keys turns.
     """
 
     key: SideBasis
     value: SideBasis
+    others: tuple[tuple[SideBasis, SideBasis], ...]
     local_frequency: Float[Array, " H/2"] | None
     exact_layers: tuple[int, ...] = field(metadata={"static": True})
+    other_layers: tuple[tuple[int, ...], ...] = field(metadata={"static": True})
     local_layers: tuple[int, ...] = field(metadata={"static": True})
+
+    def changed(self, change: Callable[[SideBasis, SideBasis], tuple[SideBasis, SideBasis]]):
+        """With the sides of all layers changed."""
+        key, value = change(self.key, self.value)
+        others = tuple(change(*sides) for sides in self.others)
+        return dataclasses.replace(self, key=key, value=value, others=others)
 
     def starting_at(self, first: int) -> "Basis":
         """For sequences whose first token stands at the rotary position ``first``."""
-        key = self.key
-        if key.mean is None or key.frequency is None or first == 0:
-            return self
-        mean = _rotated_mean(key.mean, key.frequency, first)
-        if self.local_frequency is not None:
-            local = _rotated_mean(key.mean, self.local_frequency, first)
-            is_local = np.isin(np.arange(len(mean)), self.local_layers)
-            mean = jnp.where(is_local[:, None, None], local, mean)
-        return dataclasses.replace(self, key=dataclasses.replace(key, mean=mean))
+
+        def moved(key: SideBasis, value: SideBasis) -> tuple[SideBasis, SideBasis]:
+            if key.mean is None or key.frequency is None or first == 0:
+                return key, value
+            mean = _rotated_mean(key.mean, key.frequency, first)
+            if self.local_frequency is not None:
+                local = _rotated_mean(key.mean, self.local_frequency, first)
+                is_local = np.isin(np.arange(len(mean)), self.local_layers)
+                mean = jnp.where(is_local[:, None, None], local, mean)
+            return dataclasses.replace(key, mean=mean), value
+
+        return self.changed(moved)
 
     def layer(self, layer: int) -> tuple[SideBasis, SideBasis]:
         """The sides of one layer; an exact one keeps everything as it is."""
         if layer in self.exact_layers:
             return _PLAIN, _PLAIN
-        if self.local_frequency is None or layer not in self.local_layers:
-            return self.key, self.value
-        return dataclasses.replace(self.key, frequency=self.local_frequency), self.value
+        owners = zip(self.other_layers, self.others, strict=True)
+        own = next((sides for layers, sides in owners if layer in layers), (self.key, self.value))
+        if self.local_frequency is None or layer not in self.local_layers or own[0].mean is None:
+            return own
+        return dataclasses.replace(own[0], frequency=self.local_frequency), own[1]
 
 
 _PLAIN = SideBasis(None, None, None, None, None, None, None, EXACT)
@@ -258,23 +273,39 @@ def make_basis(
     ``local_frequency`` is that of layers with a window.
     """
     found = calibration or Calibration()
-    rotations = {spec.key.rotation, spec.value.rotation}.intersection(CALIBRATED_ROTATIONS)
+    rotations = {side.rotation for side in spec.sides}.intersection(CALIBRATED_ROTATIONS)
     if found.method and rotations and found.method not in methods_for(spec):
         raise UserError(
             f"this cache has rotation {' and '.join(sorted(rotations))}, and the "
             f"calibration is of method {found.method}: make one with `{calibrate_command(spec)}`"
         )
-    key = _side("key", spec, shape, found.key, seed=0)
-    if key.mean is not None:
-        frequency = np.zeros(shape.head_dim // 2) if frequency is None else frequency
-        key = dataclasses.replace(key, frequency=jnp.asarray(frequency, jnp.float32))
-    if key.mean is None or local_frequency is None:
-        local = None
-    else:
-        local = jnp.asarray(local_frequency, jnp.float32)
-    local_layers = tuple(layer for layer, window in enumerate(shape.windows) if window is not None)
-    value = _side("value", spec, shape, found.value, seed=1)
-    return Basis(key, value, local, spec.exact_layers, local_layers)
+    if frequency is None:
+        frequency = np.zeros(shape.head_dim // 2)
+
+    def sides(own: CacheSpec | OtherLayers) -> tuple[SideBasis, SideBasis]:
+        of_layers = dataclasses.replace(spec, key=own.key, value=own.value)
+        key = _side("key", of_layers, shape, found.key, seed=0)
+        if key.mean is not None:
+            key = dataclasses.replace(key, frequency=jnp.asarray(frequency, jnp.float32))
+        return key, _side("value", of_layers, shape, found.value, seed=1)
+
+    others = tuple(map(sides, spec.other_layers))
+    key, value = sides(spec)
+    centred = any(own.mean is not None for own, _ in ((key, value), *others))
+    local = (
+        jnp.asarray(local_frequency, jnp.float32)
+        if centred and local_frequency is not None
+        else None
+    )
+    return Basis(
+        key,
+        value,
+        others,
+        local,
+        spec.exact_layers,
+        tuple(other.layers for other in spec.other_layers),
+        tuple(layer for layer, window in enumerate(shape.windows) if window is not None),
+    )
 
 
 _CHANNELS = {"key": "head_dim", "value": "value_dim"}  # of a CacheShape
@@ -306,7 +337,7 @@ def _side(name: str, cache: CacheSpec, shape: CacheShape, found: SideCalibration
     elif spec.rotation in CALIBRATED_ROTATIONS:
         rotation = np.asarray(need("rotation", L, K, H, H), np.float64)
         if spec.rotation == "balanced":
-            rotation = _mixed(rotation, np.asarray(need("spread", L, K, H)), spec)
+            rotation = rotation @ mixing(np.asarray(need("spread", L, K, H)), spec)
             dual = np.linalg.inv(rotation).swapaxes(-1, -2)
     elif spec.rotation != "none":
         rotation = fixed_rotation(spec.rotation, H, seed)[None, None]
@@ -355,21 +386,19 @@ def _for_kernels(name: str, matrices: Matrices, cache: CacheSpec, spec: SideSpec
     return Matrices(jax.device_put(rotation), jax.device_put(dual))
 
 
-def _mixed(
-    rotation: Float[np.ndarray, "L K H H"], spread: Float[np.ndarray, "L K H"], spec: SideSpec
-) -> Float[np.ndarray, "L K H H"]:
-    """The directions of a balanced rotation, mixed so that all channels are alike.
+def mixing(spread: Float[np.ndarray, "*n H"], spec: SideSpec) -> Float[np.ndarray, "*#n H H"]:
+    """What mixes the directions of a balanced rotation, so that all channels are alike.
 
     With digits each quarter is mixed by itself, and scaled to the step that all have in common.
     """
-    H = rotation.shape[-1]
+    H = spread.shape[-1]
     if not spec.digits:
-        return rotation @ hadamard(H)[:, bit_reversal(H)]
+        return np.expand_dims(hadamard(H)[:, bit_reversal(H)], tuple(range(spread.ndim - 1)))
     size = H // PARTS
     deviation = np.sqrt(spread.reshape(*spread.shape[:-1], PARTS, size).mean(-1))
     steps = [relative_step(spec.bits, count) if count else 1.0 for count in spec.digits]
     scale = np.repeat(1 / (deviation * steps), size, axis=-1)
-    return rotation @ block_hadamard(H, size) * scale[..., None, :]
+    return block_hadamard(H, size) * scale[..., None, :]
 
 
 def _blocks(widths: np.ndarray, bits: int, seed: int) -> tuple[np.ndarray, Allocation]:

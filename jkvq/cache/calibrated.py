@@ -60,7 +60,7 @@ def methods_for(spec: CacheSpec) -> tuple[str, ...]:
 
     There are none if it needs none. "kmeans" is followed by its number of centroids.
     """
-    sides = (spec.key, spec.value)
+    sides = spec.sides
     rotations = {side.rotation for side in sides}
     centroids = max(side.centroids for side in sides)
     if centroids:

@@ -23,27 +23,26 @@ def fold_values(
     config: ModelConfig, params: Params, basis: Basis
 ) -> tuple[ModelConfig, Params, Basis]:
     """The model whose values come in the cache's basis, and the basis that leaves them alone."""
-    side = basis.value
-    if side.mean is None and side.matrices is None:
+    sides = [basis.value, *(value for _, value in basis.others)]
+    centred = any(side.mean is not None for side in sides)
+    if not centred and all(side.matrices is None for side in sides):
         return config, params, basis
+    biased = centred or config.v_bias
     layers = {
-        layer: params["layers"][layer]
-        if layer in basis.exact_layers
-        else _fold_layer(config, params["layers"][layer], basis, layer)
+        layer: _with_biases(params["layers"][layer]) if biased else params["layers"][layer]
         for layer in range(config.layers)
     }
-    folded = dataclasses.replace(
-        basis,
-        value=dataclasses.replace(
-            side, mean=None, matrices=None, kernel_matrices=None, zero=_zeros(config, side)
-        ),
-    )
-    if side.mean is None and not config.v_bias:
-        return config, {**params, "layers": layers}, folded
-    config = dataclasses.replace(config, v_bias=True, out_bias=True)
-    for layer in basis.exact_layers:
-        layers[layer] = _with_biases(layers[layer])
-    return config, {**params, "layers": layers}, folded
+    for layer in range(config.layers):
+        if layer not in basis.exact_layers:
+            layers[layer] = _fold_layer(config, layers[layer], basis.layer(layer)[1], layer)
+
+    def folded(key: SideBasis, value: SideBasis) -> tuple[SideBasis, SideBasis]:
+        bare = {"mean": None, "matrices": None, "kernel_matrices": None}
+        return key, dataclasses.replace(value, **bare, zero=_zeros(config, value))
+
+    if biased:
+        config = dataclasses.replace(config, v_bias=True, out_bias=True)
+    return config, {**params, "layers": layers}, basis.changed(folded)
 
 
 def _zeros(config: ModelConfig, side: SideBasis) -> Float[Array, "L K H"] | None:
@@ -53,9 +52,7 @@ def _zeros(config: ModelConfig, side: SideBasis) -> Float[Array, "L K H"] | None
     return -jnp.stack([side.entered_mean(layer, None)[0, 0] for layer in range(config.layers)])
 
 
-def _fold_layer(config: ModelConfig, layer: Params, basis: Basis, index: int) -> Params:
-    side = basis.value
-    layer = _with_biases(layer) if side.mean is not None or config.v_bias else layer
+def _fold_layer(config: ModelConfig, layer: Params, side: SideBasis, index: int) -> Params:
     attention = layer["attention"]
     shape = config.kv_heads, config.head_dim
     new = _folded(shape, attention["qkv"], attention["o"], side, index)

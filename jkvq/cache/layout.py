@@ -107,20 +107,18 @@ class GroupSpec(NamedTuple):
 def layer_groups(
     spec: CacheSpec, layers: int, windows: tuple[int | None, ...] = ()
 ) -> tuple[GroupSpec, ...]:
-    """The coded layers and the exact ones, each by their windows, where there are any."""
+    """The coded layers, by how they are coded, and the exact ones, each by their windows."""
     windows = windows or (None,) * layers
-    kinds: dict[tuple[bool, int | None], list[int]] = {}
-    for window in sorted(set(windows), key=lambda window: window or 0):  # None, 0, comes first
-        for exact in (False, True):
-            kinds[exact, window] = [
-                layer
-                for layer in range(layers)
-                if windows[layer] == window and (layer in spec.exact_layers) == exact
-            ]
+    coded = [spec, *spec.other_layers]
+    order = {sides: i for i, sides in enumerate((own.key, own.value) for own in coded)}
+    kinds: dict[tuple[int, bool, int], list[int]] = {}
+    for layer in range(layers):
+        exact, own = layer in spec.exact_layers, spec.of_layer(layer)
+        place = 0 if exact else order[own.key, own.value]
+        kinds.setdefault((windows[layer] or 0, exact, place), []).append(layer)
     return tuple(
-        GroupSpec(spec.exact if exact else spec.without_exact_layers, tuple(own), window)
-        for (exact, window), own in kinds.items()
-        if own
+        GroupSpec(spec.of_layer(own[0]), tuple(own), windows[own[0]])
+        for _, own in sorted(kinds.items())
     )
 
 

@@ -55,6 +55,14 @@ def calibrate(
             help="The longest sequence that caches are to serve.", show_default="the model's"
         ),
     ] = None,
+    learn: Annotated[
+        bool,
+        typer.Option(
+            "--learn",
+            help="With jkvq: learn rotations and means through the model, from all of the text, by "
+            "what the next tokens' distributions lose. For GPUs.",
+        ),
+    ] = False,
     dtype: Dtype = None,
     as_json: AsJson = False,
     shared: Annotated[
@@ -93,7 +101,18 @@ def calibrate(
     ] = None,
     centroids: Annotated[int | None, _of("kmeans", "For keys and for values.", "256")] = None,
     starts: Annotated[int | None, _of("kmeans", "Runs, of which the best is kept.", "3")] = None,
-    seed: Annotated[int | None, _of("kmeans", "Of the first centroids.", "0")] = None,
+    seed: Annotated[
+        int | None,
+        _of("kmeans and jkvq", "Of the first centroids, or of the order that it learns in.", "0"),
+    ] = None,
+    learn_for: Annotated[
+        str | None, _of("jkvq", "The cache that --learn learns for.", "jkvq-int2")
+    ] = None,
+    steps: Annotated[int | None, _of("jkvq", "Of --learn.", "400")] = None,
+    batch: Annotated[
+        int | None, _of("jkvq", "Windows that --learn reads in each step.", "4")
+    ] = None,
+    rate: Annotated[float | None, _of("jkvq", "Adam's greatest, of --learn.", "0.003")] = None,
     score: Annotated[
         str | None,
         _of(
@@ -115,6 +134,10 @@ def calibrate(
         "seed": seed,
         "score": score,
         "clip_for": clip_for,
+        "learn_for": learn_for or ("jkvq-int2" if learn else None),
+        "steps": steps,
+        "batch": batch,
+        "rate": rate,
         "window": window,
         "context": context,
     }
@@ -142,6 +165,9 @@ def _report(manifest: "Manifest", model: str, out: Path | None, as_json: bool) -
         return
     read = f"{manifest.tokens:,} tokens of {manifest.corpus}"
     print(f"{model} by {manifest.method} on {read} -> {folder}")
+    if learned := manifest.learned:
+        kept = f"{learned['kl']:.3g} after step {learned['step']:.0f}"
+        print(f"Learned: KL {learned['start_kl']:.3g}, then {kept}, on text that was held out")
     given = "" if out is None else f" --calibration {out}"
     if served := _served(manifest.method):
         print(f'Use it: jkvq generate "Hello" --model {model} --cache {served}{given}')

@@ -27,6 +27,7 @@ from jkvq.cli.engine.serve import serve
 from jkvq.cli.evaluate.app import evaluate
 from jkvq.cli.generate import generate
 from jkvq.cli.inspect import inspect
+from jkvq.cli.tune import tune
 from jkvq.support.errors import CacheWarning, UserError
 from jkvq.support.progress import clear, say
 from jkvq.version import VERSION
@@ -44,6 +45,7 @@ app.command()(chat)
 app.command()(batch)
 app.command()(serve)
 app.command()(calibrate)
+app.command()(tune)
 app.command()(compare)
 app.command()(inspect)
 app.command()(convert)

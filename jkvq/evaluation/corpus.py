@@ -26,13 +26,21 @@ def leading_tokens(tokenizer: Tokenizer) -> list[int]:
     return whole[: next(i for i in places if whole[i : i + len(plain)] == plain)]
 
 
+def text_tokens(tokenizer: Tokenizer, text: str) -> list[int]:
+    """All tokens of a text, which begins as a prompt does."""
+    return leading_tokens(tokenizer) + list(tokenizer.hf.encode(text, add_special_tokens=False))
+
+
 def first_tokens(tokenizer: Tokenizer, text: str, count: int) -> list[int]:
     """The first ``count`` tokens of a text, which begins as a prompt does.
 
     ``leading_tokens`` count among them.
     """
-    leading = leading_tokens(tokenizer)
-    tokens = leading + list(tokenizer.hf.encode(text, add_special_tokens=False))
+    return first_of(text_tokens(tokenizer, text), count)
+
+
+def first_of(tokens: list[int], count: int) -> list[int]:
+    """The first ``count`` of a text's tokens; refuses a text that has fewer."""
     if len(tokens) < count:
         raise UserError(
             f"{count} tokens were asked for and the text has {len(tokens)}: ask for fewer, or give "

@@ -22,9 +22,11 @@ from jkvq.calibration.artefact import (
     save_artefact,
 )
 from jkvq.calibration.clip import choose_clips, require_clipping
+from jkvq.calibration.learning.kept_state import forget
 from jkvq.calibration.observe import WINDOWS, observe
 from jkvq.calibration.prose import default_text
 from jkvq.calibration.solve import (
+    LEARNING,
     CalibrationOptions,
     check_method,
     method_label,
@@ -34,8 +36,9 @@ from jkvq.calibration.solve import (
 )
 from jkvq.defaults import CALIBRATION_TOKENS, PLAIN_CACHE
 from jkvq.engine.generate import generate
-from jkvq.evaluation.corpus import first_tokens, leading_tokens, read_text
+from jkvq.evaluation.corpus import first_of, leading_tokens, read_text, text_tokens
 from jkvq.llm import LLM, missing_calibration, with_cache
+from jkvq.loading.learn import learned, learned_cache, state_file, text_to_learn
 from jkvq.models.dtype import DTypeLike
 from jkvq.models.model import Model, load_model
 from jkvq.support.arguments import INT32, flag, refusal, whole
@@ -87,28 +90,33 @@ def calibrate(
         raise refusal("dtype", dtype, "the model is loaded already; leave it out")
     chosen = read_options(method, options)
     _clipped(chosen)
+    learned_cache(chosen)
     tokens = whole("tokens", tokens, 1, INT32, "a whole number; some thousands are good")
     flag("self_written", self_written)
     if text is not None and self_written:
         raise UserError("a text and --self exclude each other: give one of them")
-    corpus = None if self_written else _read(text)
+    corpus = None if self_written else read_corpus(text)
     name = model.name if isinstance(model, Model) else str(model)
     label = method_label(method, chosen)
     folder = default_folder(name, label) if out is None else Path(out).expanduser()
-    if (
-        out is None
-        and dataclasses.replace(chosen, centroids=CalibrationOptions.centroids)
-        != CalibrationOptions()
-    ):
+    if out is None and _of_its_own(chosen):
         raise UserError(
             "other than default options make a calibration of their own: name its folder with out"
         )
     if out is not None:
         require_vacant(folder)
     loaded = model if isinstance(model, Model) else load_model(model, dtype=dtype)
-    artefact = _made(loaded, method, chosen, corpus, tokens)
+    artefact = _made(loaded, method, chosen, corpus, tokens, folder)
     save_artefact(artefact, folder, replace=out is None)
+    forget(state_file(folder))
     return artefact
+
+
+def _of_its_own(chosen: CalibrationOptions) -> bool:
+    """Whether options make another calibration than the one that is kept for all caches."""
+    free = ("centroids", "learn_for", "seed", *LEARNING)
+    usual = {name: getattr(CalibrationOptions, name) for name in free}
+    return dataclasses.replace(chosen, **usual) != CalibrationOptions()
 
 
 def calibrates_on_first_use(spec: CacheSpec) -> bool:
@@ -129,7 +137,9 @@ def calibrate_on_first_use(model: Model, spec: CacheSpec, reason: str) -> Calibr
         f"{reason}: calibrating on {FIRST_USE_TOKENS:,} tokens of {DEFAULT_CORPUS}, "
         f"kept in {folder}"
     )
-    artefact = _made(model, method, CalibrationOptions(), _read(None), FIRST_USE_TOKENS)
+    artefact = _made(
+        model, method, CalibrationOptions(), read_corpus(None), FIRST_USE_TOKENS, folder
+    )
     try:
         save_artefact(artefact, folder, replace=True)
     except UserError as error:
@@ -138,18 +148,25 @@ def calibrate_on_first_use(model: Model, spec: CacheSpec, reason: str) -> Calibr
 
 
 def _made(
-    model: Model, method: str, chosen: CalibrationOptions, corpus: Corpus | None, tokens: int
+    model: Model,
+    method: str,
+    chosen: CalibrationOptions,
+    corpus: Corpus | None,
+    tokens: int,
+    folder: Path,
 ) -> Artefact:
-    """The artefact of a text, or of one that the model writes."""
+    """The artefact of a text, or of one that the model writes; ``folder`` is where it will be."""
     _require_numbers(model, model.params)
     check_method(method, chosen, model.config, tokens)
     context = chosen.context or model.config.context
     chosen = dataclasses.replace(chosen, window=min(chosen.window, context))
-    clipped = _clipped(chosen)
+    clipped, spec = _clipped(chosen), learned_cache(chosen)
     if corpus is None:
-        corpus, ids = _self_written(model, tokens)
+        corpus, every = _self_written(model, tokens)
     else:
-        ids = first_tokens(model.tokenizer, corpus.text, tokens)
+        every = text_tokens(model.tokenizer, corpus.text)
+    ids = first_of(every, tokens)
+    text = None if spec is None else text_to_learn(model, spec, chosen, every)
     reading, leading = (model.config, model.params, ids), len(leading_tokens(model.tokenizer))
     moments, captured = observe(
         *reading,
@@ -165,8 +182,13 @@ def _made(
     if clipped is not None:
         found = choose_clips(*reading, clipped, solution.calibration, chosen, leading)
         solution = dataclasses.replace(solution, calibration=found)
-    label = method_label(method, chosen)
-    return make_artefact(solution, _manifest(model, label, chosen, corpus, tokens))
+    manifest = _manifest(model, method_label(method, chosen), chosen, corpus, tokens)
+    if spec is not None and text is not None:
+        found = learned(model, solution.calibration, spec, text, chosen, folder)
+        solution = dataclasses.replace(solution, calibration=found.calibration)
+        kl = {"start_kl": found.start_kl, "kl": found.kl, "step": found.step}
+        manifest = dataclasses.replace(manifest, learned=kl)
+    return make_artefact(solution, manifest)
 
 
 def _clipped(chosen: CalibrationOptions) -> CacheSpec | None:
@@ -178,7 +200,8 @@ def _clipped(chosen: CalibrationOptions) -> CacheSpec | None:
     return spec
 
 
-def _read(text: str | Path | Corpus | None) -> Corpus:
+def read_corpus(text: str | Path | Corpus | None) -> Corpus:
+    """A text by its file, as it is, or the default one."""
     if isinstance(text, Corpus):
         return text
     if text is None:

@@ -97,7 +97,7 @@ def check_cache(model: Model, cached: LLM, calibration: Calibration | None) -> C
 
 
 def _packs(spec: CacheSpec) -> bool:
-    return any(side.codec != "float" for side in (spec.key, spec.value))
+    return any(side.codec != "float" for side in spec.sides)
 
 
 def _extent(spec: CacheSpec, context: int) -> tuple[int, int]:

@@ -78,7 +78,7 @@ class Guarded:
 
 def require_packed(spec: CacheSpec) -> None:
     """Refuses a cache that there is nothing to compare with."""
-    if all(side.codec == "float" for side in (spec.key, spec.value)):
+    if all(side.codec == "float" for side in spec.sides):
         raise UserError(
             f"guard looks at what few bits do to texts, and {spec_text(spec)} has 16 or more: "
             "leave it out, or choose another cache"

@@ -53,7 +53,12 @@ def encode_fitted(
     scale and lo by least squares; then multiplies both by <x, x> / <x^, x>. Without the stretch
     packed keys would lose score against exact ones.
     """
-    levels = levels or nearest_levels
+    codes, scale, lo = fit(x, bits, levels or nearest_levels)
+    return codes, as_bfloat16(scale), as_bfloat16(lo)
+
+
+def fit(x: Float[Array, "*rows g"], bits: int, levels: Levels):
+    """(codes, scale, lo) as ``encode_fitted`` finds them, before scale and lo are rounded."""
     total, squares = x.sum(-1), (x * x).sum(-1)
     mean = total / x.shape[-1]
     scale = GAUSSIAN_STEP[bits] * jnp.sqrt(jnp.maximum(squares / x.shape[-1] - mean * mean, 0.0))
@@ -63,7 +68,7 @@ def encode_fitted(
     codes = levels(x, scale, lo, bits)
     shrunk = lo * total + scale * (codes * x).sum(-1)  # <x^, x>
     stretch = jnp.where(shrunk > 0, squares / jnp.where(shrunk > 0, shrunk, 1.0), 1.0)
-    return codes, as_bfloat16(scale * stretch), as_bfloat16(lo * stretch)
+    return codes, scale * stretch, lo * stretch
 
 
 def least_squares(x, mean, codes, scale, lo, *, share=1.0, worth=1.0, norm=None):

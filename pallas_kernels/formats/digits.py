@@ -109,6 +109,14 @@ def encode_digits(
     As affine.encode_fitted, but for the stretch, which is c. Channels must be such that the step
     which is best for a Gaussian is the same in all.
     """
+    codes, scale, lo = fit_digits(x, digits, bits, levels)
+    return codes, as_bfloat16(scale), as_bfloat16(lo)
+
+
+def fit_digits(
+    x: Float[Array, "*rows H"], digits: tuple[int, ...], bits: int, levels: affine.Levels
+):
+    """(codes, scale, lo) as ``encode_digits`` finds them, before scale and lo are rounded."""
     size = x.shape[-1] // PARTS
     found = columns(digits, bits, x.shape[-1])
     share, worths, step = (_like(x, y) for y in (found.share, found.worth, found.step))
@@ -127,7 +135,7 @@ def encode_digits(
     for _ in range(affine.REFITS):
         codes = levels(x, scale, lo, bits, worths)
         scale, lo = affine.least_squares(x, mean, codes, scale, lo, **how)
-    return levels(x, scale, lo, bits, worths), as_bfloat16(scale), as_bfloat16(lo)
+    return levels(x, scale, lo, bits, worths), scale, lo
 
 
 def _like(x: Array, each: Array) -> Array:

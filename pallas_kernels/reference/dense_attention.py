@@ -4,17 +4,20 @@ The query heads that share a KV head are rows of one product: three times as fas
 side by side.
 """
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 
-def products(q: Float[Array, "T N H"], k: Float[Array, "S K H"]) -> Float[Array, "K G T S"]:
+def products(
+    q: Float[Array, "T N H"], k: Float[Array, "S K H"], *, precision: str | None = "highest"
+) -> Float[Array, "K G T S"]:
     """q . k of every query head, the N = K G of them by the KV head they read, with every token."""
     T, N, H = q.shape
     S, K, _ = k.shape
     q, k = q.astype(jnp.float32), k.astype(jnp.float32)
     rows = q.reshape(T, K, N // K, H).transpose(1, 2, 0, 3).reshape(K, -1, H)
-    found = jnp.einsum("krh,skh->krs", rows, k, precision="highest")
+    found = jnp.einsum("krh,skh->krs", rows, k, precision=precision)
     return found.reshape(K, N // K, T, S)
 
 
@@ -29,10 +32,10 @@ def softmax(
     part in it, and whose weights belong to no token.
     """
     logits = jnp.where(visible[None, None], logits, -jnp.inf)
-    top = logits.max(-1)
+    top = jax.lax.stop_gradient(logits.max(-1))  # whatever it is, the result is the same
     if sinks is not None:
         sinks = sinks.astype(jnp.float32).reshape(*logits.shape[:2], 1)
-        top = jnp.maximum(top, sinks)
+        top = jnp.maximum(top, jax.lax.stop_gradient(sinks))
     base = jnp.where(jnp.isneginf(top), 0.0, top)
     weights = jnp.exp(logits - base[..., None])
     total = weights.sum(-1)
@@ -43,10 +46,10 @@ def softmax(
 
 
 def weighted_sum(
-    weights: Float[Array, "K G T S"], v: Float[Array, "S K H"]
+    weights: Float[Array, "K G T S"], v: Float[Array, "S K H"], precision: str | None = "highest"
 ) -> Float[Array, "T N H"]:
     """The sum of v of every token with these weights."""
     K, G, T, S = weights.shape
     v = v.astype(jnp.float32)
-    rows = jnp.einsum("krs,skh->krh", weights.reshape(K, G * T, S), v, precision="highest")
+    rows = jnp.einsum("krs,skh->krh", weights.reshape(K, G * T, S), v, precision=precision)
     return rows.reshape(K, G, T, -1).transpose(2, 0, 1, 3).reshape(T, K * G, -1)

@@ -10,7 +10,7 @@ from jkvq.attention.step_plan import Phase
 from jkvq.cache.calibrated import Calibration, SideCalibration
 from jkvq.cache.layout import empty_cache
 from jkvq.cache.shape import CacheShape
-from jkvq.cache.specs.spec import CacheSpec, SideSpec
+from jkvq.cache.specs.spec import CacheSpec, OtherLayers, SideSpec
 from jkvq.engine.forward import forward
 from jkvq.models.config import ModelConfig
 from jkvq.models.decoder import abstract_params, logits
@@ -88,6 +88,17 @@ def test_exact_layers_are_left_alone():
     exact = jkvq.with_cache(plain, "f32,page=8")
     np.testing.assert_allclose(scores(folded, "forced"), scores(exact, "forced"), atol=0.05)
     assert np.abs(scores(folded, "prefill") - scores(exact, "prefill")).max() < 1e-5
+
+
+@pytest.mark.parametrize("sides", [(BOTH, PLAIN), (PLAIN, BOTH)])
+def test_layers_may_have_bases_of_their_own(sides):
+    first, second = sides
+    plain, others = model(CONFIG), (OtherLayers((1,), second, second),)
+    spec = CacheSpec(first, first, page=8, other_layers=others)
+    mixed = jkvq.with_cache(plain, spec, CALIBRATION)
+    for phase in ("prefill", "forced"):
+        expected = scores(jkvq.with_cache(plain, "f32,page=8"), phase)
+        np.testing.assert_allclose(scores(mixed, phase), expected, atol=1e-5)
 
 
 def test_a_folded_model_is_not_folded_again():

@@ -7,6 +7,7 @@ from jkvq.cache.footprint import bits_per_element
 from jkvq.cache.layout import (
     PACK_EVERY,
     empty_cache,
+    layer_groups,
     page_of,
     pages_for,
     pages_in_turn,
@@ -46,6 +47,7 @@ def test_stored_bytes_are_those_of_the_allocated_arrays(name):
         ("kmeans256-int4", 4.25 + 8 / 256),  # an index for two heads of 128
         ("kmeans2048-int4", 4.25 + 16 / 256),
         ("int4,exact_layers=0", (2 * 4.25 + 16) / 3),
+        ("int4,bits=2@0-1,value.bits=8@2", (2 * 2.25 + (4.25 + 8.25) / 2) / 3),
     ],
 )
 def test_bits_per_element_of_whole_pages(name, bits):
@@ -106,3 +108,15 @@ def test_exact_layers_have_a_group_of_their_own():
     assert places == [(0, 0), (1, 0), (0, 1), (1, 1), (0, 2)]
     everything = parse_spec("int4,exact_layers=0+1")
     assert [tuple(place_of(everything, 2, layer)) for layer in range(2)] == [(0, 0), (0, 1)]
+
+
+def test_layers_that_are_coded_alike_share_a_group():
+    spec = parse_spec("int4,bits=2@0+3,value.bits=8@1,exact_layers=4")
+    groups = layer_groups(spec, 6)
+    assert [group.layers for group in groups] == [(2, 5), (0, 3), (1,), (4,)]
+    widths = [(group.spec.key.bits, group.spec.value.bits) for group in groups]
+    assert widths == [(4, 4), (2, 2), (4, 8), (16, 16)]
+    assert [place_of(spec, 6, layer) for layer in (5, 3, 1, 4)] == [(0, 1), (1, 1), (2, 0), (3, 0)]
+    # Layers with a window, in groups of their own
+    local = layer_groups(spec, 6, (None, 8, None, 8, None, None))
+    assert [group.layers for group in local] == [(2, 5), (0,), (4,), (3,), (1,)]

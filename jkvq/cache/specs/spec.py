@@ -105,6 +105,15 @@ EXACT = SideSpec(bits=16, codec="float")
 
 
 @dataclass(frozen=True)
+class OtherLayers:
+    """Layers whose keys and values are coded otherwise than those of the rest."""
+
+    layers: tuple[int, ...]
+    key: SideSpec
+    value: SideSpec
+
+
+@dataclass(frozen=True)
 class CacheSpec(PageRule):
     """How a KV cache is stored.
 
@@ -113,6 +122,7 @@ class CacheSpec(PageRule):
         a time: up to a page less one token more than ``recent`` stay in 16 bits.
     page: tokens per page, a power of two. Pages are the unit in which memory is handed out.
     exact_layers: layers whose keys and values all stay in 16 bits.
+    other_layers: layers with codes of their own; windows and pages are those of all.
     """
 
     key: SideSpec
@@ -121,6 +131,7 @@ class CacheSpec(PageRule):
     recent: int = 0
     page: int = 64
     exact_layers: tuple[int, ...] = ()
+    other_layers: tuple[OtherLayers, ...] = ()
 
     def __post_init__(self):
         if not (8 <= self.page <= 1024 and self.page.bit_count() == 1):
@@ -131,24 +142,29 @@ class CacheSpec(PageRule):
             raise UserError(f"sink={self.sink}, recent={self.recent}: both 0, or recent at least 1")
         for name in ("sink", "recent"):
             object.__setattr__(self, name, in_whole_pages(getattr(self, name), self.page))
-        if self.value.allocation == "blocks":
-            raise UserError("value.allocation=blocks: only keys have rotary blocks")
-        if self.value.digits:
-            raise UserError("value.digits: values have one each; give key.digits alone")
+        for value in (self.value, *(other.value for other in self.other_layers)):
+            if value.allocation == "blocks":
+                raise UserError("value.allocation=blocks: only keys have rotary blocks")
+            if value.digits:
+                raise UserError("value.digits: values have one each; give key.digits alone")
+        named = [*self.exact_layers, *(n for other in self.other_layers for n in other.layers)]
+        if twice := sorted({n for n in named if named.count(n) > 1}):
+            raise UserError(f"layer {twice[0]} is exact and has codes of its own: give one of both")
 
     def of_layer(self, layer: int) -> "CacheSpec":
         """The spec of one layer."""
-        return self.exact if layer in self.exact_layers else self.without_exact_layers
+        if layer in self.exact_layers:
+            return CacheSpec(EXACT, EXACT, page=self.page)
+        own = next((other for other in self.other_layers if layer in other.layers), self)
+        return dataclasses.replace(
+            self, key=own.key, value=own.value, exact_layers=(), other_layers=()
+        )
 
     @property
-    def exact(self) -> "CacheSpec":
-        """The spec of the exact layers."""
-        return CacheSpec(EXACT, EXACT, page=self.page)
-
-    @property
-    def without_exact_layers(self) -> "CacheSpec":
-        """The spec of all other layers."""
-        return dataclasses.replace(self, exact_layers=())
+    def sides(self) -> tuple[SideSpec, ...]:
+        """How keys and values are stored in layers that are not exact, each way once."""
+        both = ((own.key, own.value) for own in (self, *self.other_layers))
+        return tuple(dict.fromkeys(side for sides in both for side in sides))
 
     def check(self, layers: int, head_dim: int, context: int, latent: int | None = None) -> None:
         """Refuses a spec that a model of these sizes cannot have; ``latent`` as in `CacheShape`."""
@@ -156,20 +172,25 @@ class CacheSpec(PageRule):
             raise UserError(
                 f"sink={self.sink}, recent={self.recent}: together at most the context of {context}"
             )
-        for layer in self.exact_layers:
-            if not 0 <= layer < layers:
-                raise UserError(f"exact_layers={layer}: this model has layers 0 to {layers - 1}")
-        if latent is not None:
-            _check_latent(self)
-        for name, side in (("key", self.key), ("value", self.value)):
-            _check_side(name, side, latent or head_dim if name == "value" else head_dim)
+        for name, named in (("exact_layers=", self.exact_layers), *self._others()):
+            for layer in named:
+                if not 0 <= layer < layers:
+                    raise UserError(f"{name}{layer}: this model has layers 0 to {layers - 1}")
+        for own in (self, *self.other_layers):
+            if latent is not None:
+                _check_latent(own.key, own.value)
+            for name, side in (("key", own.key), ("value", own.value)):
+                _check_side(name, side, latent or head_dim if name == "value" else head_dim)
+
+    def _others(self):
+        return (("layer ", other.layers) for other in self.other_layers)
 
 
-def _check_latent(spec: CacheSpec) -> None:
+def _check_latent(key: SideSpec, value: SideSpec) -> None:
     """Latents are normed: no weights are there to fold a basis into, and none is calibrated."""
     wants = {
-        "value.rotation": spec.value.rotation != "none",
-        "a calibration": spec.key.calibrated or spec.value.calibrated,
+        "value.rotation": value.rotation != "none",
+        "a calibration": key.calibrated or value.calibrated,
     }
     for what, wanted in wants.items():
         if wanted:

@@ -2,7 +2,7 @@ import pytest
 
 import jkvq
 from jkvq.cache.specs.presets import PRESETS
-from jkvq.cache.specs.spec import CacheSpec, SideSpec
+from jkvq.cache.specs.spec import CacheSpec, OtherLayers, SideSpec
 from jkvq.cache.specs.spec_text import parse_spec, spec_text, split_names
 
 
@@ -25,6 +25,15 @@ def test_parse_spec_of_a_side_wins_over_both_wherever_it_stands():
     assert parse_spec("int4,key.bits=8,bits=2") == expected
 
 
+def test_parse_spec_of_some_layers():
+    spec = parse_spec("int4,bits=3@0+2-4,value.bits=8@4,clip=0.9")
+    four, three = (SideSpec(bits, clip=0.9) for bits in (4, 3))
+    others = OtherLayers((0, 2, 3), three, three), OtherLayers((4,), three, SideSpec(8, clip=0.9))
+    assert spec == CacheSpec(four, four, other_layers=others)
+    assert spec.of_layer(4) == CacheSpec(three, SideSpec(8, clip=0.9))
+    assert spec.of_layer(1) == CacheSpec(four, four)
+
+
 @pytest.mark.parametrize("name", PRESETS)
 def test_parse_spec_by_preset_name(name):
     assert parse_spec(name) is not None
@@ -34,6 +43,10 @@ def test_parse_spec_by_preset_name(name):
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
+        ("int4,page=64@0", "page=64@0: the same in all layers; leave out @"),
+        ("int4,bits=3@x", r"bits=3@x: behind @ stand numbers of layers, such as 0\+1 or 0\+4-7"),
+        ("int4,bits=3@5-2", "bits=3@5-2: behind @ stand numbers of layers"),
+        ("int4,bits=3@0,exact_layers=0", "layer 0 is exact and has codes of its own"),
         ("bf61", "cache 'bf61' is not known: did you mean bf16?"),
         ("zzz", r"'zzz' is not known: there are bf16, f32, int\*, .* `jkvq caches` lists"),
         ("bf16,page=65", "page=65: .*power of two"),
@@ -74,6 +87,7 @@ def test_parse_spec_of_bad_text_says_what_is_allowed(text, sentence):
         "int4,group=32,key.bits=3,value.bits=2",
         "jkvq-int3,key.clip=0.9,value.rotation=none",
         "jkvq-int2,key.digits=none",
+        "jkvq-int2,exact_layers=7-9,key.bits=4@0+3-5,key.digits=none@0+3-5,value.bits=3@1",
         "jkvq-int3,key.digits=2+2+0+0",
         "kmeans256-int4,value.rotation=saw",
     ],

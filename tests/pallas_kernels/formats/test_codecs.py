@@ -20,7 +20,7 @@ from jkvq.pallas_kernels.formats.words import from_words
 from tests import reference
 from tests.made_up import SHAPE, random_calibration
 
-L, K, H, _ = SHAPE
+L, K, H, *_ = SHAPE
 LAYER = 1
 
 

@@ -1,0 +1,1 @@
+"""Calibrations learned through the model: what the next token's distribution loses, made less."""

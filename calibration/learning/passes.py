@@ -1,0 +1,248 @@
+"""Next-token KL of a model over a cache from the one over exact keys and values; its gradient.
+
+A layer is what is compiled, and its input is all that is kept of it: the way back computes it once
+more. Memory grows by one hidden state a layer, and not with what is inside.
+"""
+
+import collections
+import functools
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from jkvq.cache.basis import Matrices, SideBasis
+from jkvq.cache.specs.spec import CacheSpec, SideSpec
+from jkvq.calibration.learning.parameters import Turned
+from jkvq.calibration.learning.straight_through import as_window, read_back
+from jkvq.calibration.observe import causal
+from jkvq.models.config import ModelConfig
+from jkvq.models.decoder import Params, embed, finish, logits, run_layer
+from jkvq.models.layers.linear import precision_of
+from jkvq.pallas_kernels.reference.dense_attention import products, softmax, weighted_sum
+from jkvq.pallas_kernels.rotary import angles, rotate
+
+# Of a window's queries: those of a block see nothing behind its end.
+_BLOCKS, _LEAST = 4, 256  # how many, and tokens of one
+_ROWS = 1024  # hidden states whose distributions are computed at once
+# Two runs on one device give the same numbers.
+_ALIKE = {"xla_gpu_deterministic_ops": True}
+
+Layers = list[dict[str, Turned]]
+
+
+class Windows(NamedTuple):
+    """Sequences of a text, and the positions that their keys are coded at."""
+
+    tokens: Int[Array, "B T"]
+    stand: Int[Array, "B T"]
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Coded:
+    """Attention of a layer whose queries read tokens as its cache has them.
+
+    A query reads 16-bit windows as if they rounded nothing, which is little beside codes. Keys are
+    coded as if they stood elsewhere in the context, with all that they see (observe.py).
+
+    spec: of the layer; None reads everything as it is.
+    """
+
+    turned: dict[str, Turned]
+    stand: Int[Array, "B T"]
+    config: ModelConfig = field(metadata={"static": True})
+    spec: CacheSpec | None = field(metadata={"static": True})
+
+    def __call__(self, q, k, v, state):
+        how = self.config.attention_scale, self.config.window
+        if self.spec is None:
+            one = functools.partial(attend, None, *how)
+            return jax.lax.map(lambda x: one(*x), (q, k, v)), state
+        coded_k, coded_v = self._coded(k, v)
+        one = functools.partial(attend, self.spec, *how)
+        return jax.lax.map(lambda x: one(*x), (q, k, v, coded_k, coded_v)), state
+
+    def _coded(self, k, v):
+        assert self.spec is not None
+        frequency = jnp.asarray(self.config.rope_frequency, jnp.float32)
+        position = jnp.arange(k.shape[1], dtype=jnp.int32)[None]
+        cos, sin = angles(frequency, self.stand - position)
+        middle = self.spec.middle(self.stand)
+        moved = rotate(k.astype(jnp.float32), cos, sin)
+        key = self._through("key", moved, frequency, middle)
+        value = self._through("value", v, None, middle)
+        return rotate(key, cos, -sin), value
+
+    def _through(self, name: str, x, frequency, middle) -> Float[Array, "B T K H"]:
+        """Tokens taken to the basis of the cache, coded there, and taken back."""
+        assert self.spec is not None
+        spec: SideSpec = getattr(self.spec, name)
+        if spec.codec == "float":
+            return x.astype(jnp.float32)
+        own = self.turned[name]
+        mean = own.mean[None] if spec.center else None
+        matrices = Matrices(own.rotation[None], own.dual[None])
+        side = SideBasis(mean, frequency, matrices, None, None, None, None, spec)
+        at = side.angles(middle)
+        entered = side.enter(x.astype(jnp.float32), 0, at)
+        if self.spec.windowed:
+            entered = as_window(entered)
+        read = side.leave(read_back(spec, entered), 0)
+        return read if mean is None else read + side.mean_at(0, at)
+
+
+def attend(
+    spec: CacheSpec | None,
+    scale: float,
+    window: int | None,
+    q: Float[Array, "T N H"],
+    k: Float[Array, "T K H"],
+    v: Float[Array, "T K H"],
+    coded_k: Float[Array, "T K H"] | None = None,
+    coded_v: Float[Array, "T K H"] | None = None,
+) -> Float[Array, "T N H"]:
+    """Attention of one sequence: a query sees a token as it is, or as it is coded, and not both."""
+    precision, T = precision_of(q), len(q)
+    token = jnp.arange(T, dtype=jnp.int32)
+    seen = causal(jnp.ones(T, bool), window)
+    packed = (
+        jnp.zeros_like(seen) if spec is None else spec.reads_packed(token[:, None], token[None])
+    )
+
+    @functools.partial(jax.checkpoint, static_argnums=(0, 1))
+    def block(start: int, stop: int, q, k, v, coded_k, coded_v):
+        own = slice(start, stop), slice(stop)
+        keys, values, visible = k[:stop], v[:stop], seen[own] & ~packed[own]
+        keys, values = keys.astype(jnp.float32), values.astype(jnp.float32)
+        if coded_k is not None and coded_v is not None:
+            keys = jnp.concatenate([keys, coded_k[:stop]])
+            values = jnp.concatenate([values, coded_v[:stop]])
+            visible = jnp.concatenate([visible, seen[own] & packed[own]], axis=1)
+        weights, _ = softmax(products(q[start:stop] * scale, keys, precision=precision), visible)
+        return weighted_sum(weights, values, precision)
+
+    size = max(-(-T // _BLOCKS), _LEAST)
+    outs = [
+        block(start, min(start + size, T), q, k, v, coded_k, coded_v) for start in range(0, T, size)
+    ]
+    return jnp.concatenate(outs).astype(q.dtype)
+
+
+@dataclass(frozen=True)
+class Network:
+    """A model, and the cache that it is to be run over."""
+
+    config: ModelConfig
+    params: Params
+    spec: CacheSpec
+
+    def kl(self, layers: Layers, windows: Windows) -> Float[Array, ""]:
+        """Mean KL of the tokens that read coded ones."""
+        exact = _last(self.states(windows, None))
+        return _divergence(*self._compared(exact, _last(self.states(windows, layers))))
+
+    def kl_of_one(
+        self, layer: int, layers: Layers, windows: Windows, exact: list[Float[Array, "B T D"]]
+    ) -> Float[Array, ""]:
+        """The same with a single layer over its cache; ``exact`` are the ``states`` of none."""
+        x, (_, rotary) = exact[layer], self._embed(windows.tokens)
+        for each in range(layer, self.config.layers):
+            own, weights, attend = self._layer(each, layers if each == layer else None, windows)
+            x = _run(own, weights, x, rotary, attend)
+        return _divergence(*self._compared(exact[-1], x))
+
+    def kl_and_gradient(self, layers: Layers, windows: Windows) -> tuple[Float[Array, ""], Layers]:
+        """The same, with its gradient by the matrices and means of every layer."""
+        kept = list(self.states(windows, layers))
+        exact = _last(self.states(windows, None))
+        kl, back = _divergence_and_gradient(*self._compared(exact, kept.pop()))
+        _, rotary = self._embed(windows.tokens)
+        gradient: Layers = []
+        for layer in reversed(range(self.config.layers)):
+            own = self._layer(layer, layers, windows)
+            of_layer, back = _pull(*own[:2], kept.pop(), rotary, own[2], back)
+            gradient.append(of_layer)
+        return kl, gradient[::-1]
+
+    def states(self, windows: Windows, layers: Layers | None) -> Iterator[Float[Array, "B T D"]]:
+        """Hidden states before every layer and behind the last; everything exact without layers."""
+        x, rotary = self._embed(windows.tokens)
+        yield x
+        for layer in range(self.config.layers):
+            own, weights, attend = self._layer(layer, layers, windows)
+            x = _run(own, weights, x, rotary, attend)
+            yield x
+
+    def _layer(self, layer: int, layers: Layers | None, windows: Windows):
+        own, spec = self.config.layer(layer), None
+        if layers is not None and layer not in self.spec.exact_layers:
+            spec = self.spec.of_layer(layer)
+        turned = {} if layers is None else layers[layer]
+        return own, self.params["layers"][layer], Coded(turned, windows.stand, own, spec)
+
+    def _embed(self, tokens: Int[Array, "B T"]):
+        B, T = tokens.shape
+        position = np.broadcast_to(np.arange(T, dtype=np.int32), (B, T))
+        return embed(self.config, self.params["embedding"], tokens, position)
+
+    def _compared(self, exact: Float[Array, "B T D"], x: Float[Array, "B T D"]):
+        """What the KL of final states over the cache from exact ones is computed from."""
+        first = first_that_reads_coded(self.spec, x.shape[1])
+        ends = {name: own for name, own in self.params.items() if name != "layers"}
+        return self.config, ends, first, exact, x
+
+
+def _last(states: Iterator[Array]) -> Array:
+    return collections.deque(states, maxlen=1).pop()
+
+
+def first_that_reads_coded(spec: CacheSpec, tokens: int) -> int:
+    """The first token of a sequence that reads coded ones; ``tokens`` if none of them does."""
+    return int((spec.packed(np.arange(1, tokens + 1)) == 0).sum())
+
+
+@functools.partial(jax.jit, static_argnames="config", compiler_options=_ALIKE)
+def _run(config: ModelConfig, weights: Params, x, rotary, attend: Coded) -> Float[Array, "B T D"]:
+    return run_layer(config, weights, x, rotary, attend, None)[0]
+
+
+@functools.partial(jax.jit, static_argnames="config", compiler_options=_ALIKE)
+def _pull(config: ModelConfig, weights: Params, x, rotary, attend: Coded, back):
+    """The gradient of a layer's matrices and means, and of its input, from that of its output."""
+
+    def run(turned: dict[str, Turned], x):
+        own = Coded(turned, attend.stand, attend.config, attend.spec)
+        return run_layer(config, weights, x, rotary, own, None)[0]
+
+    return jax.vjp(run, attend.turned, x)[1](back)
+
+
+def _mean_kl(
+    config: ModelConfig, ends: Params, first: int, exact: Float[Array, "B T D"], x
+) -> Float[Array, ""]:
+    """Mean KL of the tokens from the first on; x are the final states over the cache."""
+    B, T, D = exact.shape
+    rows = B * (T - first)
+    size = min(_ROWS, rows)
+
+    def in_blocks(x: Float[Array, "B T D"]) -> Float[Array, "n rows D"]:
+        x = finish(config, ends["norm"], x)[:, first:].reshape(rows, D)
+        return jnp.pad(x, ((0, -rows % size), (0, 0))).reshape(-1, size, D)
+
+    @jax.checkpoint
+    def of_block(total, block):
+        expected, found = (jax.nn.log_softmax(logits(config, ends, x)) for x in block)
+        # Padding is the same in both, and adds nothing.
+        return total + (jnp.exp(expected) * (expected - found)).sum(), None
+
+    return jax.lax.scan(of_block, jnp.float32(0), (in_blocks(exact), in_blocks(x)))[0] / rows
+
+
+_how = {"static_argnums": (0, 2), "compiler_options": _ALIKE}
+_divergence = jax.jit(_mean_kl, **_how)
+_divergence_and_gradient = jax.jit(jax.value_and_grad(_mean_kl, argnums=4), **_how)

@@ -1,0 +1,229 @@
+"""From a model and a target to a cache whose layers have widths of their own."""
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+
+from jkvq.cache.footprint import bits_per_element, pool_bytes
+from jkvq.cache.shape import CacheShape
+from jkvq.cache.specs.kept_names import keep_name, require_free_name
+from jkvq.cache.specs.presets import EVALUATED_ONLY, PRESETS
+from jkvq.cache.specs.spec import CacheSpec
+from jkvq.cache.specs.spec_text import spec_text
+from jkvq.calibration.artefact import (
+    Artefact,
+    default_folder,
+    find_artefact,
+    load_artefact,
+    save_artefact,
+)
+from jkvq.calibration.learning.cost import operations, require_time
+from jkvq.calibration.learning.text import Text, cut
+from jkvq.calibration.tuning.choose import Candidate, candidates, fewest_bits, least_loss
+from jkvq.calibration.tuning.sensitivity import measured, sensitivities
+from jkvq.calibration.tuning.widths import WINDOWS, side_options
+from jkvq.evaluation.corpus import leading_tokens, text_tokens
+from jkvq.loading.calibrate import Corpus, calibrate, read_corpus
+from jkvq.models.config import ModelConfig
+from jkvq.models.decoder import weight_bytes
+from jkvq.models.dtype import DTypeLike, compute_dtype
+from jkvq.models.model import Model, load_model
+from jkvq.support.arguments import INT32, number, whole
+from jkvq.support.atomic import require_vacant
+from jkvq.support.errors import UserError
+from jkvq.support.memory import format_bytes, parse_bytes
+from jkvq.support.progress import count_bar, note, spinner
+
+METHOD = "jkvq"
+_READ = 2  # batches of windows that sensitivities are measured on
+_BATCH = 4  # windows
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a cache is tuned to: one of the first three.
+
+    bits: of an element as stored, at most, at ``context`` tokens.
+    max_kl: of the next token's distribution from that of the 16-bit cache, in nats, at most.
+    memory: bytes for the weights and the cache of ``batch`` sequences of ``context`` tokens.
+    """
+
+    bits: float | None
+    max_kl: float | None
+    memory: int | None
+    context: int
+    batch: int
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """A cache that was tuned: its name, and what it has at the target's context.
+
+    kl: as measured on windows that nothing was chosen by.
+    """
+
+    name: str
+    spec: CacheSpec
+    bits: float
+    kl: float
+    folder: Path
+
+    @property
+    def text(self) -> str:
+        return spec_text(self.spec)
+
+
+def tune(
+    model: str | Path | Model,
+    *,
+    bits: float | None = None,
+    max_kl: float | None = None,
+    memory: str | None = None,
+    context: int | None = None,
+    batch: int = 1,
+    text: str | Path | Corpus | None = None,
+    window: int = 2048,
+    calibration: str | Path | None = None,
+    name: str = "tuned",
+    out: str | Path | None = None,
+    dtype: DTypeLike | None = "float32",
+) -> Tuned:
+    """Chooses bits of keys and values by layer, windows and exact layers, to a target.
+
+    Args:
+        model: a name, folder or file, or what `jkvq.load_model` returns.
+        bits, max_kl, memory: the target, one of them (see `Target`).
+        context: tokens of a sequence at which bits or memory are counted; None is the model's.
+        batch: sequences that the memory is for.
+        text: as for `calibrate`; its last windows are kept to measure the result.
+        window: tokens that see each other.
+        calibration: a folder of method jkvq; None is the one kept for the model.
+        name: what the cache is called from now on, wherever caches are named.
+        out: a new folder for the artefact; None takes the place of the one kept for the model.
+        dtype: what it is measured in. What bfloat16 rounds would hide what wide codes cost.
+    """
+    require_free_name(name, (*PRESETS, *EVALUATED_ONLY))
+    if sum(x is not None for x in (bits, max_kl, memory)) != 1:
+        raise UserError("a cache is tuned to one target: give one of bits, max_kl and memory")
+    folder = None if out is None else Path(out).expanduser()
+    if folder is not None:
+        require_vacant(folder)
+    corpus = read_corpus(text)
+    loaded = model if isinstance(model, Model) else load_model(model, dtype=dtype)
+    target = _target(loaded.config, bits, max_kl, memory, context, batch)
+    ids = text_tokens(loaded.tokenizer, corpus.text)
+    window = min(whole("window", window, 64, INT32, "64 tokens or more"), loaded.config.context)
+    read = _windows(loaded, ids, window, target)
+    artefact = _artefact(loaded, calibration)
+    spec, kl = _chosen(loaded, artefact, read, target)
+    caches = {**artefact.manifest.caches, name: spec_text(spec)}
+    manifest = dataclasses.replace(artefact.manifest, caches=caches)
+    place = folder or default_folder(loaded.name, METHOD)
+    save_artefact(dataclasses.replace(artefact, manifest=manifest), place, replace=folder is None)
+    keep_name(name, spec_text(spec))
+    return Tuned(name, spec, _bits(loaded.config, spec, target.context), kl, place)
+
+
+def _target(config: ModelConfig, bits, max_kl, memory, context, batch) -> Target:
+    return Target(
+        None if bits is None else number("bits", bits, 1, 32, "a number from 1 to 32"),
+        None if max_kl is None else number("max_kl", max_kl, 1e-6, 100, "a number above 0"),
+        None if memory is None else parse_bytes(memory),
+        config.context
+        if context is None
+        else whole("context", context, 64, config.context, f"64 to {config.context} tokens"),
+        whole("batch", batch, 1, INT32, "a whole number, 1 or more"),
+    )
+
+
+def _windows(model: Model, ids: list[int], window: int, target: Target) -> Text:
+    """The windows of a text; refuses one that is too short, and hours on a CPU."""
+    widest = side_options(*max(WINDOWS))[0]
+    leading = len(leading_tokens(model.tokenizer))
+    how = {"window": window, "context": target.context, "leading": leading}
+    text = cut(ids, widest, batch=_BATCH, seed=0, **how)
+    passes = sum(len(side_options(*windows)) for windows in WINDOWS) * model.config.layers / 2
+    each = passes * _READ * _BATCH * operations(model.config, window)
+    require_time("measuring what every layer costs", each)
+    return text
+
+
+def _artefact(model: Model, given: str | Path | None) -> Artefact:
+    """As given, as kept for these weights, or made now."""
+    folder = find_artefact(model.name, PRESETS["jkvq-int2"].spec) if given is None else Path(given)
+    if folder is None:
+        return calibrate(model, method=METHOD)
+    artefact = load_artefact(folder)
+    if artefact.manifest.method != METHOD:
+        raise UserError(
+            f"{folder} is a calibration of method {artefact.manifest.method}: give one of {METHOD}"
+        )
+    if artefact.manifest.weights == model.fingerprint:
+        return artefact
+    if given is None:
+        return calibrate(model, method=METHOD)
+    raise UserError(f"{folder} was made for other weights: calibrate this model")
+
+
+def _chosen(
+    model: Model, artefact: Artefact, text: Text, target: Target
+) -> tuple[CacheSpec, float]:
+    """The cache, and its KL on what was held out."""
+    config, how = model.config, (model.config, model.params, artefact.calibration)
+    read = [text.batch_of(step) for step in range(_READ)]
+    options = {windows: side_options(*windows) for windows in WINDOWS}
+    work = len(read) * config.layers * sum(map(len, options.values()))
+    with count_bar("Coding one layer at a time", work) as bar:
+        losses = {
+            windows: sensitivities(*how, specs, read, bar) for windows, specs in options.items()
+        }
+    every = candidates(losses, config.head_dim)
+
+    def bits(spec: CacheSpec) -> float:
+        return _bits(config, spec, target.context)
+
+    def measure(spec: CacheSpec) -> float:
+        with spinner("Measuring what was chosen"):
+            kl = measured(*how, spec, read)
+        note(f"KL {kl:.3g} at {bits(spec):.3g} bits: {spec_text(spec)}")
+        return kl
+
+    if target.max_kl is None:
+        chosen = _fitting(config, every, target).spec
+    else:
+        found = fewest_bits(every, target.max_kl, bits, measure)
+        if found is None:
+            raise UserError(f"max_kl={target.max_kl:g}: no cache has so little; give more")
+        chosen = found.spec
+    with spinner("Measuring what was held out"):
+        return chosen, measured(*how, chosen, list(text.checks()))
+
+
+def _fitting(config: ModelConfig, every: list[Candidate], target: Target) -> Candidate:
+    """The best cache within the bits, or the memory, of a target."""
+
+    def bits(spec: CacheSpec) -> float:
+        return _bits(config, spec, target.context)
+
+    def memory(spec: CacheSpec) -> float:
+        cache = pool_bytes(spec, CacheShape.of(config), target.context, target.batch)
+        return weight_bytes(config, compute_dtype(None)) + cache
+
+    if target.memory is None:
+        limit, size, given, shown = target.bits, bits, f"bits={target.bits:g}", "{:.3g}".format
+    else:
+        limit, size, shown = target.memory, memory, format_bytes
+        given = f"memory={format_bytes(target.memory)}"
+    assert limit is not None
+    chosen = least_loss(every, lambda spec: size(spec) <= limit)
+    if chosen is None:
+        smallest = shown(min(size(each.spec) for each in every))
+        raise UserError(
+            f"{given}: the smallest cache takes {smallest} at {target.context:,} tokens; give "
+            "more, or another context"
+        )
+    return chosen
+
+
+def _bits(config: ModelConfig, spec: CacheSpec, context: int) -> float:
+    return bits_per_element(spec, CacheShape.of(config), context)
