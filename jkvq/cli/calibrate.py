@@ -169,7 +169,7 @@ def _report(manifest: "Manifest", model: str, out: Path | None, as_json: bool) -
         kept = f"{learned['kl']:.3g} after step {learned['step']:.0f}"
         print(f"Learned: KL {learned['start_kl']:.3g}, then {kept}, on text that was held out")
     given = "" if out is None else f" --calibration {out}"
-    if served := _served(manifest.method):
+    if served := manifest.options.get("learn_for") or _served(manifest.method):
         print(f'Use it: jkvq generate "Hello" --model {model} --cache {served}{given}')
 
 

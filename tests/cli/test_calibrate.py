@@ -36,7 +36,19 @@ def test_help_names_every_choice():
 
 
 @pytest.mark.parametrize(
-    "name", ["key_target", "value_target", "centroids", "starts", "seed", "score", "window"]
+    "name",
+    [
+        "key_target",
+        "value_target",
+        "centroids",
+        "starts",
+        "seed",
+        "score",
+        "window",
+        "steps",
+        "batch",
+        "rate",
+    ],
 )
 def test_help_shows_the_methods_own_defaults(name):
     assert _options()[name].show_default == str(getattr(CalibrationOptions, name))
@@ -75,3 +87,17 @@ def test_calibrate_hands_on_what_was_given_and_nothing_else(monkeypatch):
             *("calibrate", "--model", "m", "--method", "oscar", "--tokens", "300"),
             *("--shared", "--without", "hadamard", "--window", "64"),
         )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "cache"),
+    [(["--learn"], "jkvq-int2"), (["--learn-for", "jkvq-int3"], "jkvq-int3"), ([], None)],
+)
+def test_calibrate_learns_for_the_cache_that_is_named(arguments, cache, monkeypatch):
+    def seen(model, **options):
+        assert options.get("learn_for") == cache
+        raise jkvq.UserError("seen")
+
+    monkeypatch.setattr("jkvq.loading.calibrate.calibrate", seen)
+    with pytest.raises(jkvq.UserError, match="seen"):
+        run("calibrate", *arguments)
