@@ -33,6 +33,11 @@ class Hidden(NamedTuple):
     x: Float[Array, "B T D"]
     more: Float[Array, "B T D"]
 
+    @classmethod
+    def of(cls, x: Float[Array, "B T D"]) -> "Hidden":
+        """To which nothing is added."""
+        return cls(x, jnp.zeros_like(x))
+
     @property
     def total(self) -> Float[Array, "B T D"]:
         return self.x + self.more
@@ -121,7 +126,7 @@ def embed(
     """Hidden states before the first layer, and the tokens' rotary angles."""
     x, scale = embedding[tokens], config.embedding_scale
     x = x if scale == 1.0 else x * jnp.asarray(scale, x.dtype)
-    return Hidden(x, jnp.zeros_like(x)), rotary_angles(config, position)
+    return Hidden.of(x), rotary_angles(config, position)
 
 
 def _layer(config, weights, hidden, rotary, attend, state):

@@ -21,7 +21,7 @@ from jkvq.calibration.learning.parameters import Turned
 from jkvq.calibration.learning.straight_through import as_window, read_back
 from jkvq.calibration.observe import causal
 from jkvq.models.config import ModelConfig
-from jkvq.models.decoder import Params, embed, finish, logits, run_layer
+from jkvq.models.decoder import Hidden, Params, embed, finish, logits, run_layer
 from jkvq.models.layers.linear import precision_of
 from jkvq.pallas_kernels.reference.dense_attention import products, softmax, weighted_sum
 from jkvq.pallas_kernels.rotary import angles, rotate
@@ -58,13 +58,14 @@ class Coded:
     config: ModelConfig = field(metadata={"static": True})
     spec: CacheSpec | None = field(metadata={"static": True})
 
-    def __call__(self, q, k, v, state):
+    def __call__(self, q, k, v, state, sinks=None):
+        q, k, v = (heads.finished for heads in (q, k, v))
         how = self.config.attention_scale, self.config.window
         if self.spec is None:
-            one = functools.partial(attend, None, *how)
+            one = functools.partial(attend, None, *how, sinks=sinks)
             return jax.lax.map(lambda x: one(*x), (q, k, v)), state
         coded_k, coded_v = self._coded(k, v)
-        one = functools.partial(attend, self.spec, *how)
+        one = functools.partial(attend, self.spec, *how, sinks=sinks)
         return jax.lax.map(lambda x: one(*x), (q, k, v, coded_k, coded_v)), state
 
     def _coded(self, k, v):
@@ -105,6 +106,7 @@ def attend(
     v: Float[Array, "T K H"],
     coded_k: Float[Array, "T K H"] | None = None,
     coded_v: Float[Array, "T K H"] | None = None,
+    sinks: Float[Array, " N"] | None = None,
 ) -> Float[Array, "T N H"]:
     """Attention of one sequence: a query sees a token as it is, or as it is coded, and not both."""
     precision, T = precision_of(q), len(q)
@@ -123,7 +125,8 @@ def attend(
             keys = jnp.concatenate([keys, coded_k[:stop]])
             values = jnp.concatenate([values, coded_v[:stop]])
             visible = jnp.concatenate([visible, seen[own] & packed[own]], axis=1)
-        weights, _ = softmax(products(q[start:stop] * scale, keys, precision=precision), visible)
+        scores = products(q[start:stop] * scale, keys, precision=precision)
+        weights, _ = softmax(scores, visible, sinks)
         return weighted_sum(weights, values, precision)
 
     size = max(-(-T // _BLOCKS), _LEAST)
@@ -188,7 +191,8 @@ class Network:
     def _embed(self, tokens: Int[Array, "B T"]):
         B, T = tokens.shape
         position = np.broadcast_to(np.arange(T, dtype=np.int32), (B, T))
-        return embed(self.config, self.params["embedding"], tokens, position)
+        hidden, rotary = embed(self.config, self.params["embedding"], tokens, position)
+        return hidden.total, rotary
 
     def _compared(self, exact: Float[Array, "B T D"], x: Float[Array, "B T D"]):
         """What the KL of final states over the cache from exact ones is computed from."""
@@ -208,7 +212,7 @@ def first_that_reads_coded(spec: CacheSpec, tokens: int) -> int:
 
 @functools.partial(jax.jit, static_argnames="config", compiler_options=_ALIKE)
 def _run(config: ModelConfig, weights: Params, x, rotary, attend: Coded) -> Float[Array, "B T D"]:
-    return run_layer(config, weights, x, rotary, attend, None)[0]
+    return run_layer(config, weights, Hidden.of(x), rotary, attend, None)[0].total
 
 
 @functools.partial(jax.jit, static_argnames="config", compiler_options=_ALIKE)
@@ -217,7 +221,7 @@ def _pull(config: ModelConfig, weights: Params, x, rotary, attend: Coded, back):
 
     def run(turned: dict[str, Turned], x):
         own = Coded(turned, attend.stand, attend.config, attend.spec)
-        return run_layer(config, weights, x, rotary, own, None)[0]
+        return run_layer(config, weights, Hidden.of(x), rotary, own, None)[0].total
 
     return jax.vjp(run, attend.turned, x)[1](back)
 
@@ -231,7 +235,7 @@ def _mean_kl(
     size = min(_ROWS, rows)
 
     def in_blocks(x: Float[Array, "B T D"]) -> Float[Array, "n rows D"]:
-        x = finish(config, ends["norm"], x)[:, first:].reshape(rows, D)
+        x = finish(config, ends["norm"], Hidden.of(x))[:, first:].reshape(rows, D)
         return jnp.pad(x, ((0, -rows % size), (0, 0))).reshape(-1, size, D)
 
     @jax.checkpoint
