@@ -16,6 +16,7 @@ from jkvq.cache.shape import CacheShape
 from jkvq.cache.specs.spec_text import parse_spec
 from jkvq.evaluation.reconstruct import TokenWise, attend_reconstructed
 from jkvq.llm import checked_basis
+from jkvq.pallas_kernels.types import NewHeads
 from tests.made_up import random_calibration
 from tests.tiny import CONFIG
 
@@ -53,7 +54,7 @@ def test_queries_read_what_the_cache_gives_back(cache, layer):
             layer, spec, CacheShape.of(config), basis, plan, scale=0.1, **how
         )
         out, groups = jax.jit(LayerAttention.__call__)(
-            attend, *(x[:, part] for x in (q, k, entered)), stored.groups
+            attend, *(NewHeads.of(x[:, part]) for x in (q, k, entered)), stored.groups
         )
         after = stored.sequences.longer_by(count)
         stored = dataclasses.replace(stored, groups=groups, sequences=after)
