@@ -27,7 +27,14 @@ from jkvq.pallas_kernels.formats.words import GREATEST, as_bfloat16
 from jkvq.pallas_kernels.triton.affine_tiles import clip_tile, nearest_levels, to_integers
 from jkvq.pallas_kernels.triton.tiles import numbers_of
 from jkvq.pallas_kernels.triton.unpack import dot
-from jkvq.pallas_kernels.types import InPages, NewHeads, Queries, WriteSettings, WriteSide
+from jkvq.pallas_kernels.types import (
+    InPages,
+    NewHeads,
+    Queries,
+    TokenTransform,
+    WriteSettings,
+    WriteSide,
+)
 
 
 def writable(codec: Codec) -> bool:
@@ -72,19 +79,10 @@ def write(
     if real is not None:
         shared["real"] = real.reshape(-1).astype(jnp.int32)
     new = [side.tokens if isinstance(side.tokens, NewHeads) else None for side in sides]
-    group = 0
     if queries is not None:
-        group, dual, mean = queries.count // K, key.transform.dual, key.transform.mean
-        shared["queries"] = _head_operands(queries) | {"of": _scalar(key.transform.layer)}
-        like = (tokens, queries.count, queries.joined.shape[3])
-        shapes.append(
-            jax.ShapeDtypeStruct(like, queries.joined.dtype if dual is None else jnp.float32)
-        )
-        if dual is not None:
-            shared["queries"]["dual"] = dual
-        if mean is not None:
-            shared["queries"]["mean"] = mean
-            shapes.append(jax.ShapeDtypeStruct(like, jnp.float32))
+        shared["queries"], made = _query_operands(queries, key.transform)
+        shapes += made
+    group = 0 if queries is None else queries.count // K
     written = pl.pallas_call(
         functools.partial(
             _kernel,
@@ -124,6 +122,22 @@ class _HeadNumbers:
     def of(cls, heads: NewHeads) -> "_HeadNumbers":
         norm = heads.norm
         return cls(heads.first, *((0.0, False) if norm is None else (norm.eps, norm.of_one)))
+
+
+def _query_operands(
+    queries: NewHeads, transform: TokenTransform
+) -> tuple[dict, list[jax.ShapeDtypeStruct]]:
+    """What queries are made from, and what is made: `Queries`."""
+    B, T, _, H = queries.joined.shape
+    operands = _head_operands(queries) | {"of": _scalar(transform.layer)}
+    rotated = queries.joined.dtype if transform.dual is None else jnp.float32
+    made = [jax.ShapeDtypeStruct((B * T, queries.count, H), rotated)]
+    if transform.dual is not None:
+        operands["dual"] = transform.dual
+    if transform.mean is not None:
+        operands["mean"] = transform.mean
+        made.append(jax.ShapeDtypeStruct((B * T, queries.count, H), jnp.float32))
+    return operands, made
 
 
 def _head_operands(heads: NewHeads) -> dict:

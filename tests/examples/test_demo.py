@@ -5,7 +5,6 @@ import re
 from pathlib import Path
 
 import nbformat
-import pytest
 from nbclient import NotebookClient
 
 from jkvq.models.formats.converted_folder import write_converted
@@ -14,10 +13,17 @@ from tests.tiny import CONFIG
 NOTEBOOK = Path(__file__).parents[2] / "examples/demo.ipynb"
 
 
-@pytest.fixture(scope="module")
-def ran(tiny, tmp_path_factory) -> dict[str, nbformat.NotebookNode]:
+def test_it_runs_and_shows_what_it_should(tiny, tmp_path):
+    """One test, as two workers would each run the notebook for their own."""
+    cells = _ran(tiny, tmp_path)
+    _check_that_nothing_warned(cells)
+    for name in ("memory", "kl", "speed"):
+        _check_pictures(cells[name])
+    _check_sizes_and_kl(cells)
+
+
+def _ran(tiny, folder: Path) -> dict[str, nbformat.NotebookNode]:
     """Its cells by their names, with what they gave."""
-    folder = tmp_path_factory.mktemp("demo")
     write_converted(folder / "tiny", CONFIG, tiny.params, tiny.tokenizer)
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     (knobs,) = [cell for cell in notebook.cells if cell.id == "device"]
@@ -35,20 +41,20 @@ def _said(cell: nbformat.NotebookNode) -> str:
     return "".join(out.text for out in cell.outputs if out.output_type == "stream")
 
 
-def test_every_cell_ran_without_warnings(ran):
-    for cell in ran.values():
+def _check_that_nothing_warned(cells: dict[str, nbformat.NotebookNode]) -> None:
+    for cell in cells.values():
         for out in cell.get("outputs", []):
             assert out.output_type in ("stream", "display_data")
             assert out.get("name") != "stderr", out.text
-    assert "runs on the CPU" in _said(ran["device"]) or "GPU kernels" in _said(ran["device"])
+    assert "runs on the CPU" in _said(cells["device"]) or "GPU kernels" in _said(cells["device"])
 
 
-@pytest.mark.parametrize("name", ["memory", "kl", "speed"])
-def test_pictures_are_shown_with_finite_figures_beside_them(ran, name):
-    shown = [out.data for out in ran[name].outputs if out.output_type == "display_data"]
+def _check_pictures(cell: nbformat.NotebookNode) -> None:
+    """They are shown with finite figures beside them."""
+    shown = [out.data for out in cell.outputs if out.output_type == "display_data"]
     (picture,) = [data["image/png"] for data in shown if "image/png" in data]  # not progress bars
     assert len(picture) > 5000
-    lines = _said(ran[name]).splitlines()
+    lines = _said(cell).splitlines()
     assert len(lines) >= 2
     for line in lines:
         numbers = re.findall(r"(?<![\w-])\d[\d,.]*|nan|inf", line)
@@ -56,10 +62,11 @@ def test_pictures_are_shown_with_finite_figures_beside_them(ran, name):
         assert all(math.isfinite(float(n.replace(",", "").rstrip("."))) for n in numbers), line
 
 
-def test_the_small_cache_is_small_and_plain_int2_is_worse(ran):
-    smaller = float(re.search(r"jkvq-int2: ([\d.]+) times", _said(ran["memory"]))[1])  # pyright: ignore
+def _check_sizes_and_kl(cells: dict[str, nbformat.NotebookNode]) -> None:
+    """The small cache is small, and plain int2 is worse."""
+    smaller = float(re.search(r"jkvq-int2: ([\d.]+) times", _said(cells["memory"]))[1])  # pyright: ignore
     assert smaller > 1.5
-    kl = dict(re.findall(r"^(\S+): KL ([\d.]+)", _said(ran["kl"]), re.M))
+    kl = dict(re.findall(r"^(\S+): KL ([\d.]+)", _said(cells["kl"]), re.M))
     assert 0 == float(kl["bf16"]) < float(kl["jkvq-int2"]) < float(kl["int2"])
 
 
