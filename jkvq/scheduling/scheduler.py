@@ -168,8 +168,11 @@ class Scheduler:
     def advance(self, sequence: Sequence, drawn: int) -> None:
         """Notes that so many more tokens were drawn, and lets go of pages that nobody reads now."""
         sequence.read += drawn
-        for window, held in zip(self._windows, sequence.held, strict=True):
-            window.advance(held, sequence.slot, sequence.least)
+        if self._windows and (stored := sequence.least) >= sequence.drops_at:
+            sequence.drops_at = min(
+                window.advance(held, sequence.slot, stored)
+                for window, held in zip(self._windows, sequence.held, strict=True)
+            )
 
     def plan(self, steps: int) -> Plan:
         """The next tick, with a burst of up to ``steps`` tokens."""
@@ -184,11 +187,10 @@ class Scheduler:
     def _reserve(self, steps: int) -> None:
         """Grants pages for a burst, to the oldest first."""
         for sequence in self.running.copy():
+            end = min(sequence.longest, len(sequence.prompt) + sequence.launched - 1 + steps)
             # Others than those that go on may have been preempted for an older one.
-            if sequence.granted < sequence.longest and _goes_on(sequence):
-                end = len(sequence.prompt) + sequence.launched - 1 + steps
-                if end > sequence.granted and not self._grant(sequence, end):
-                    self._preempt(sequence)
+            if end > sequence.granted and _goes_on(sequence) and not self._grant(sequence, end):
+                self._preempt(sequence)
 
     def _grant(self, sequence: Sequence, end: int) -> bool:
         """Pages for ``end`` tokens, and for the rest of the last page."""

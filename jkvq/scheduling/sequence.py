@@ -39,6 +39,7 @@ class Sequence:
         self.granted = 0  # tokens that there are pages for
         self.packed: list[int] = []  # its pages in the pool of packed ones, in their order
         self.held: list[Held] = []  # those in the pools of windows
+        self.drops_at = 0  # tokens stored when one of those is next let go of
 
     def restart(self) -> None:
         """Back to where nothing is stored."""

@@ -72,9 +72,10 @@ class Window:
             self.pool.drop_one(held.pages.pop(number))
             self.table[slot, number] = PADDING_PAGE
 
-    def advance(self, held: Held, slot: int, stored: int) -> None:
-        """Lets go of what nobody reads with so many tokens stored."""
+    def advance(self, held: Held, slot: int, stored: int) -> int:
+        """Lets go of what nobody reads with so many tokens stored; when that is to be done next."""
         if stored >= held.drops_at:
             first = self.first(stored)
             self.drop(held, slot, [n for n in held.pages if self.sinks <= n < first])
             held.drops_at = (first + 1) * self.page + self.lag
+        return held.drops_at
