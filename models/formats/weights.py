@@ -44,31 +44,20 @@ def load_params(
     total = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(abstract))
     with byte_bar("Loading weights", total) as bar:
 
-        def read_one(name: str, shape: tuple[int, ...]) -> np.ndarray:
-            try:
-                tensor = read(name)
-            except KeyError:
-                raise UserError(f"the checkpoint has no tensor '{name}'") from None
-            if tensor.shape != shape:
-                raise UserError(
-                    f"tensor '{name}' has shape {tensor.shape}; its config asks for {shape}"
-                )
-            return tensor
-
         def read_parts(path: Path, leaf: jax.ShapeDtypeStruct) -> np.ndarray:
             parts = _parts(config, path, names)
             if parts[0][0] is None and "{expert}" not in source_name(path, names):
-                return np.asarray(read_one(source_name(path, names), leaf.shape), leaf.dtype)
+                return np.asarray(_read_one(read, source_name(path, names), leaf.shape), leaf.dtype)
             array = np.zeros(leaf.shape, leaf.dtype)
             for part, own in parts:
                 target = array if part is None else part.of(str(path[-1]), array)
                 name = source_name(own, names)
                 if "{expert}" not in name:
-                    target[...] = read_one(name, target.shape)
+                    target[...] = _read_one(read, name, target.shape)
                     continue
                 for expert in range(len(target)):
                     own_name = name.format(expert=expert)
-                    target[expert] = read_one(own_name, target.shape[1:])
+                    target[expert] = _read_one(read, own_name, target.shape[1:])
             return array
 
         def fill(place: tuple[Any, jax.ShapeDtypeStruct]) -> jax.Array:
@@ -82,6 +71,17 @@ def load_params(
         places, tree = jax.tree.flatten_with_path(abstract)
         with ThreadPoolExecutor(_READERS) as readers:
             return require_range(tree.unflatten(readers.map(fill, places)), dtype)
+
+
+def _read_one(read: Callable[[str], np.ndarray], name: str, shape: tuple[int, ...]) -> np.ndarray:
+    """The checkpoint's tensor of this name; refused if it is not there, or of another shape."""
+    try:
+        tensor = read(name)
+    except KeyError:
+        raise UserError(f"the checkpoint has no tensor '{name}'") from None
+    if tensor.shape != shape:
+        raise UserError(f"tensor '{name}' has shape {tensor.shape}; its config asks for {shape}")
+    return tensor
 
 
 def _parts(config: ModelConfig, path: Path, names: Names) -> list[tuple[Part | None, Path]]:
