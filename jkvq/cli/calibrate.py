@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from jkvq.cli.shared import AsJson, Dtype, Model, print_json
+from jkvq.cli.shared import AsJson, Dtype, Model, TextOrProse, print_json
 from jkvq.defaults import CALIBRATION_TOKENS, DEFAULT_CACHES, DEFAULT_MODEL
 
 if TYPE_CHECKING:
@@ -28,13 +28,7 @@ def calibrate(
         ),
     ] = "jkvq",
     model: Model = DEFAULT_MODEL,
-    text: Annotated[
-        Path | None,
-        typer.Option(
-            help="A text file; .gz is read as it is.",
-            show_default="the prose of Python's documentation",
-        ),
-    ] = None,
+    text: TextOrProse = None,
     self_written: Annotated[
         bool, typer.Option("--self", help="Calibrate on text that the model writes.")
     ] = False,

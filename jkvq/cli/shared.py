@@ -70,6 +70,13 @@ Actors = Annotated[
     int | None,
     typer.Option(help="Engines on the cluster.", show_default="one for each GPU"),
 ]
+TextOrProse = Annotated[
+    Path | None,
+    typer.Option(
+        help="A text file; .gz is read as it is.",
+        show_default="the prose of Python's documentation",
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
 

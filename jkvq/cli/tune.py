@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from jkvq.cli.shared import AsJson, Dtype, Model, print_json
+from jkvq.cli.shared import AsJson, Dtype, Model, TextOrProse, print_json
 from jkvq.defaults import DEFAULT_MODEL
 
 
@@ -28,13 +28,7 @@ def tune(
         ),
     ] = None,
     batch: Annotated[int, typer.Option(help="Sequences, for --memory.")] = 1,
-    text: Annotated[
-        Path | None,
-        typer.Option(
-            help="A text file; .gz is read as it is.",
-            show_default="the prose of Python's documentation",
-        ),
-    ] = None,
+    text: TextOrProse = None,
     window: Annotated[int, typer.Option(help="Tokens that see each other.")] = 2048,
     calibration: Annotated[
         Path | None,
