@@ -66,12 +66,10 @@ def with_cache(
     spec = as_spec(cache)
     _require_fit(spec, model.config)  # before it asks for a calibration
     calibration = find_calibration(model.name, spec, calibration)
-    config = model.config.up_to_window  # the kernels have no windows
-    chosen = choose_implementation(implementation, config, spec)
-    config = model.config if chosen == "reference" else config
-    basis = checked_basis(config, spec, calibration)
+    chosen = choose_implementation(implementation, model.config, spec)
+    basis = checked_basis(model.config, spec, calibration)
     _require_same_weights(calibration, model)
-    config, params, basis = fold_values(config, model.params, basis)
+    config, params, basis = fold_values(model.config, model.params, basis)
     return LLM(model.name, config, params, model.tokenizer, spec, basis, pool_tokens, chosen)
 
 

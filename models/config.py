@@ -140,13 +140,6 @@ class ModelConfig:
             return ()
         return tuple(self.layer(layer).window for layer in range(self.layers))
 
-    @property
-    def up_to_window(self) -> "ModelConfig":
-        """The same without a window where all layers have it: up to there they see everything."""
-        if self.local is None or len(self.local.layers) < self.layers:
-            return self
-        return dataclasses.replace(self, context=self.local.window, local=None)
-
     def layer(self, layer: int) -> "ModelConfig":
         """The architecture of one layer: layers with equal ones share a program."""
         local = self.local is not None and layer in self.local.layers

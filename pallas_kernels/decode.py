@@ -13,7 +13,14 @@ from jkvq.pallas_kernels.mosaic.program import reads, share_count, tile_tokens
 from jkvq.pallas_kernels.settings import decode_settings, prefers_mosaic, reads_together
 from jkvq.pallas_kernels.triton import decode as triton
 from jkvq.pallas_kernels.types import Heads, Implementation
-from jkvq.pallas_kernels.work import DecodePlan, Partials, Span, share_work, tiles_in_order
+from jkvq.pallas_kernels.work import (
+    DecodePlan,
+    Partials,
+    Span,
+    share_work,
+    tiles_in_order,
+    units_of,
+)
 
 Codecs = tuple[Codec, Codec]
 
@@ -34,16 +41,22 @@ def plan_decode(
     *,
     page: int,
     implementation: Implementation,
+    first: Int[Array, " B"] | None = None,
 ) -> DecodePlan:
-    """The plan for ``length`` tokens of each sequence in the pages of a table: for all layers."""
+    """The plan for ``length`` tokens of each sequence in the pages of a table: for all layers.
+
+    ``first`` is the first of them that is seen.
+    """
     if not _served_by_mosaic(codecs, heads, page, implementation):
-        return triton.plan_decode(
-            length, page=page, kv_heads=heads.kv, settings=decode_settings(codecs[0])
-        )
+        settings = decode_settings(codecs[0])
+        sizes = {"page": page, "kv_heads": heads.kv, "settings": settings}
+        return triton.plan_decode(length, first=first, **sizes)
     tile = tile_tokens(codecs, heads, page)
     cores = getattr(jax.devices()[0], "core_count", None) or 1
-    shares = share_work(-(-length // tile), share_count(codecs, heads, page, cores))
-    return DecodePlan(length, shares, tiles_in_order(shares, table, page // tile))
+    units, skipped = units_of(length, first, tile)
+    shares = share_work(units, share_count(codecs, heads, page, cores))
+    tiles = tiles_in_order(shares, table, page // tile, skipped)
+    return DecodePlan(length, shares, tiles, first=first)
 
 
 def decode(

@@ -73,6 +73,7 @@ class DecodePlan:
     """What the queries of a step see of one kind of pages, and who reads it.
 
     length: tokens of each sequence.
+    first: of them that is seen; None where all are. Units before it are left out.
     tiles: of all units, one after the other, as Mosaic's kernel wants them.
     settings: of Triton's kernel.
     """
@@ -81,16 +82,34 @@ class DecodePlan:
     shares: Shares
     tiles: Int[Array, " units"] | None = None
     settings: DecodeSettings | None = field(default=None, metadata={"static": True})
+    first: Int[Array, " B"] | None = None
 
 
-def tiles_in_order(shares: Shares, table: Int[Array, "B M"], of_page: int) -> Int[Array, " units"]:
+def units_of(
+    length: Int[Array, " B"], first: Int[Array, " B"] | None, size: int
+) -> tuple[Int[Array, " B"], Int[Array, " B"] | None]:
+    """Units of ``size`` tokens that hold seen ones, and those before them that are skipped."""
+    units = -(-length // size)
+    if first is None:
+        return units, None
+    skipped = jnp.minimum(first // size, units)
+    return units - skipped, skipped
+
+
+def tiles_in_order(
+    shares: Shares,
+    table: Int[Array, "B M"],
+    of_page: int,
+    skipped: Int[Array, " B"] | None = None,
+) -> Int[Array, " units"]:
     """The tile of every unit, of as many as there can be; any tile past the last one.
 
-    Tiles are counted through all pages, ``of_page`` to each.
+    Tiles are counted through all pages, ``of_page`` to each; some of each sequence are ``skipped``.
     """
     unit = jnp.arange(table.size * of_page, dtype=jnp.int32)
     row = jnp.minimum(_count_until(shares.before[1:], unit), len(table) - 1)
-    tile = jnp.clip(unit - shares.before[row], 0, table.shape[1] * of_page - 1)
+    tile = unit - shares.before[row] + (0 if skipped is None else skipped[row])
+    tile = jnp.clip(tile, 0, table.shape[1] * of_page - 1)
     return table[row, tile // of_page] * of_page + tile % of_page
 
 

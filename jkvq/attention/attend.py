@@ -78,7 +78,9 @@ class LayerAttention:
         view = LayerView(
             groups[self.group], self.key, self.value, self.layer, self.index, self.spec, sinks
         )
-        if self.implementation == "reference":
+        # No fused attention of a prompt lets each token see as many before it as a window has.
+        windowed = self.phase == "prefill" and self.plan.oldest is not None
+        if self.implementation == "reference" or windowed:
             how = {"scale": self.scale, "phase": self.phase}
             heads = q.finished, k.finished, v.finished
             out, storage = attend_plainly(view, *heads, self.chunk, self.plan, **how)

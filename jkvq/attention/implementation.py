@@ -62,8 +62,6 @@ def _architecture_limit(config: ModelConfig) -> str | None:
         return f"the kernels take heads of {allowed} channels, and this model has {config.head_dim}"
     if config.head_dim == 256 and 0 < compute_capability() < 9:
         return "on GPUs of compute capability below 9 cuDNN takes heads of 64 and 128 channels only"
-    if any(window is not None for window in config.windows):
-        return "the kernels let every layer see all tokens, and this model has layers with a window"
     if config.heads > ROWS * config.kv_heads:
         groups = config.heads // config.kv_heads
         return f"the kernels take up to {ROWS} query heads per KV head, and this model has {groups}"

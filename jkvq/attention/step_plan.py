@@ -242,12 +242,12 @@ def _plan_group(
             here &= chunk.position > last - group.window
         write = Targets(*page_of(pages, chunk.position, here, spec.page), here)
     token_angles = key.angles(spec.middle(chunk.position))
+    oldest = None if group.window is None else chunk.position - group.window + 1
     table, wide, reads = pages[:, spec.sink_pages :], None, None
     if kernels is not None and decodes:
         wide = None if token_angles is None else token_angles.wide
         codecs = key.codec(0), sides[1].codec(0)
-        reads = _plan_reads(spec, kernels, codecs, boundary, table, exact)
-    oldest = None if group.window is None else chunk.position - group.window + 1
+        reads = _plan_reads(spec, kernels, codecs, boundary, table, exact, oldest)
     return GroupPlan(table, boundary, oldest, write, exact, pack, token_angles, wide, reads)
 
 
@@ -300,15 +300,21 @@ def _plan_reads(
     boundary: Int[Array, "B 1"],
     table: Int[Array, "B m"],
     exact: ExactPlan | None,
+    oldest: Int[Array, "B 1"] | None,
 ) -> DecodeReads:
     from jkvq.pallas_kernels.decode import plan_decode  # noqa: PLC0415 (loads the kernels)
 
     plan = functools.partial(
         plan_decode, heads=kernels.heads, page=spec.page, implementation=kernels.implementation
     )
-    packed = plan(boundary[:, 0], table, codecs)
+    count, first, first_exact = boundary[:, 0], None, None
+    if oldest is not None:
+        seen = jnp.maximum(oldest[:, 0], 0)
+        first = jnp.maximum(seen - spec.sink, 0)
+        first_exact = jnp.where(seen < spec.sink, seen, jnp.maximum(spec.sink, seen - count))
+    packed = plan(count, table, codecs, first=first)
     if exact is None:
         return DecodeReads(packed, None, None)
-    window = plan(exact.count, exact.table, (EXACT_CODEC, EXACT_CODEC))
+    window = plan(exact.count, exact.table, (EXACT_CODEC, EXACT_CODEC), first=first_exact)
     pages = table.shape[1] + spec.sink_pages
     return DecodeReads(packed, window, page_of_position(spec, exact.position, pages))

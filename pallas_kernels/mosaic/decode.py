@@ -102,6 +102,7 @@ def _program(q: Float[Array, "B N H"], span: Span, scale: float) -> Program:
         shares=len(span.plan.shares.first),
         scale=scale * _LOG2E,
         shift=None if span.shift is None else ShiftNumbers.of(span.shift),
+        bounded=span.plan.first is not None,
     )
 
 
@@ -112,7 +113,7 @@ def _arrays(span: Span) -> list[Array]:
     sides = (x for side in (span.keys, span.values) for x in (side.codes, side.params))
     added = () if shift is None else (shift.queries, shift.turns, shift.number)
     order = shares.before, shares.first, shares.last, plan.length, plan.tiles
-    return [*order, *(x for x in (*sides, _table(span), *added) if x is not None)]
+    return [*order, *(x for x in (*sides, _table(span), plan.first, *added) if x is not None)]
 
 
 def _table(span: Span) -> Array | None:

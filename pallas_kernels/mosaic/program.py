@@ -198,6 +198,7 @@ class Program:
     shares: int
     scale: float  # of scores to base 2
     shift: ShiftNumbers | None
+    bounded: bool = False  # whether sequences have tokens that are seen no more
     blocks: int = 0  # of the grid
     from_end: bool = False  # whether the grid's last team has the first share
 

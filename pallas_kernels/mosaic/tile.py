@@ -6,9 +6,30 @@ quarter of each row; of their scores, those of query head c. The permutation f, 
 makes threads that load at the same time load from different banks of shared memory.
 """
 
+from dataclasses import dataclass
+from typing import Any
+
 from jkvq.pallas_kernels.mosaic.lanes import Value
 
 HEADS = 4  # query heads of a warp: each has two columns of a matrix product
+
+
+@dataclass(frozen=True)
+class Seen:
+    """The tokens of a tile that take part: from ``first`` on, if it is given, and before ``past``.
+
+    By their numbers in the tile, which the bounds may lie outside of.
+    """
+
+    o: Any
+    past: Value
+    first: Value | None = None
+
+    def has(self, token: Value) -> Value:
+        below = self.o.lt(token, self.past)
+        if self.first is None:
+            return below
+        return self.o.and_(below, self.o.lt(self.o.sub(self.first, self.o.i(1)), token))
 
 
 class Tile:

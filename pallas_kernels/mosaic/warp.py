@@ -15,7 +15,7 @@ from jkvq.pallas_kernels.mosaic.means import PageMeans
 from jkvq.pallas_kernels.mosaic.program import SLOTS, WARPS, Program
 from jkvq.pallas_kernels.mosaic.ring import Ring
 from jkvq.pallas_kernels.mosaic.sides.stream_keys import ENTRY
-from jkvq.pallas_kernels.mosaic.tile import HEADS, Tile
+from jkvq.pallas_kernels.mosaic.tile import HEADS, Seen, Tile
 
 _RING = 4  # of what a tile hands on: where the next ones are
 _NOTHING = -1e30  # a score that counts for nothing
@@ -45,7 +45,8 @@ class Warp:
         self.q = o.global_pointer(q)
         count = sum(len(side.arrays) for side in program.sides)
         pages, rest = rest[:count], rest[count:]
-        tables, self.shift = (rest[:1], rest[1:]) if program.key.stream else ([], rest)
+        tables, rest = (rest[:1], rest[1:]) if program.key.stream else ([], rest)
+        self.firsts, self.shift = (rest[0], rest[1:]) if program.bounded else (None, rest)
         self.out, self.lse = map(o.global_pointer, outputs)
         loads = {"bf16": o.load_bfloat16, "f16": o.load_half, "f32": o.load_float}
         self.load_query = loads[str(q.type.element_type)]
@@ -156,8 +157,13 @@ class Warp:
         row = o.mul(self._query_row(b, o.shr(self.lane, 3)), o.i(program.shape[3]))
         query = self.keys.query(lambda n: self.load_query(self.q, o.add(row, n)), program.scale)
         self.b, self.tokens = b, o.load(self.length, b)
-        self.begin = o.load(self.before, b)
-        first = o.max(self.start, self.begin)
+        begin = o.load(self.before, b)
+        first = o.max(self.start, begin)
+        # The oldest token that is seen, and where the first tile would be if none were skipped
+        self.oldest, self.begin = None, begin
+        if self.firsts is not None:
+            self.oldest = o.load(self.firsts, b)
+            self.begin = o.sub(begin, o.div(self.oldest, o.i(program.teams.tile)))
         past = o.min(self.stop, o.load(self.before, o.add(b, o.i(1))))
         nothing = [*self.values.zero, o.f(0.0), o.f(0.0)]  # and the softmax's sum, minus its bound
         means = self._means(b, row)
@@ -204,12 +210,16 @@ class Warp:
         size, base = program.teams.tile, ring.wait(slot, parity)
         key, value = ([o.add(base, at) for at in each] for each in self.places)
         scores = self.keys.scores(key, query, less)
-        left = o.sub(self.tokens, o.mul(o.sub(v, self.begin), o.i(size)))
+        before = o.mul(o.sub(v, self.begin), o.i(size))
         add = functools.partial(
             _add_tile, o, self.tile, self.values, value, scores, is_first, carry
         )
-        whole = o.lt(o.i(size - 1), left)
-        carry = o.if_(whole, carry, lambda: add(None), lambda: add(left))
+        past = o.sub(self.tokens, before)
+        seen, whole = Seen(o, past), o.lt(o.i(size - 1), past)
+        if self.oldest is not None:
+            first = o.sub(self.oldest, before)
+            seen, whole = Seen(o, past, first), o.and_(whole, o.lt(first, o.i(1)))
+        carry = o.if_(whole, carry, lambda: add(None), lambda: add(seen))
         more = o.lt(o.add(v, o.i(SLOTS)), self.stop)
         with o.when(o.and_(ring.leave(slot), more)):
             ring.order(page, tile, slot)
@@ -247,11 +257,11 @@ class Warp:
             o.store_floats(pointer, offset, some)
 
 
-def _add_tile(o, tile: Tile, values: Any, value: list[Value], scores, is_first, carry, left):
+def _add_tile(o, tile: Tile, values: Any, value: list[Value], scores, is_first, carry, seen):
     """The output, the softmax's sum and its bound with a tile added."""
-    if left is not None:
+    if seen is not None:
         scores = [
-            o.select(o.lt(tile.token(x), left), score, o.f(_NOTHING))
+            o.select(seen.has(tile.token(x)), score, o.f(_NOTHING))
             for x, score in enumerate(scores)
         ]
     top = scores[0]
@@ -271,4 +281,4 @@ def _add_tile(o, tile: Tile, values: Any, value: list[Value], scores, is_first, 
     p = [o.exp2(score) for score in scores]
     for each in p:
         norm = o.fadd(norm, each)
-    return [*values.add(value, p, left, state), norm, bound]
+    return [*values.add(value, p, seen, state), norm, bound]

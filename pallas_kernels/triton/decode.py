@@ -25,7 +25,7 @@ from jkvq.pallas_kernels.formats.packed import LayerIndex, Packed
 from jkvq.pallas_kernels.settings import ROWS
 from jkvq.pallas_kernels.triton.tiles import Page, codec_operands, make_tiles, numbers_of
 from jkvq.pallas_kernels.types import DecodeSettings, Shift
-from jkvq.pallas_kernels.work import DecodePlan, Partials, share_start, share_work
+from jkvq.pallas_kernels.work import DecodePlan, Partials, share_start, share_work, units_of
 
 _LOG2E = float(np.log2(np.e))
 _NOTHING = -1e30  # the greatest score before there is one
@@ -38,10 +38,12 @@ def plan_decode(
     page: int,
     kv_heads: int,
     settings: DecodeSettings,
+    first: Int[Array, " B"] | None = None,
 ) -> DecodePlan:
     """The plan for sequences of ``length`` tokens in pages of ``page``: the same for all layers."""
-    shares = share_work(-(-length // page), max(1, settings.programs // kv_heads))
-    return DecodePlan(length, shares, settings=settings)
+    units, _ = units_of(length, first, page)
+    shares = share_work(units, max(1, settings.programs // kv_heads))
+    return DecodePlan(length, shares, settings=settings, first=first)
 
 
 def decode(
@@ -149,8 +151,9 @@ class _Program:
         before, length = plan.shares.before, plan.length[b]
         total = before[before.shape[0] - 1]
         start, stop = (share_start(share + i, total, self.shares) for i in (0, 1))
-        first = jnp.maximum(start - before[b], 0)
-        last = jnp.minimum(stop, before[b + 1]) - before[b]
+        skipped = 0 if plan.first is None else plan.first[b] // p
+        first = jnp.maximum(start - before[b], 0) + skipped
+        last = jnp.minimum(stop, before[b + 1]) - before[b] + skipped
         row = jnp.minimum(lax.broadcasted_iota(jnp.int32, (ROWS, 1), 0), self.group - 1)
 
         def load_query(channel):
@@ -179,6 +182,8 @@ class _Program:
             key, value = (Page(inputs[side], (layer, page, head), p) for side in ("key", "value"))
             token = i * p + jnp.arange(p, dtype=jnp.int32)
             real = token < length
+            if plan.first is not None:
+                real &= token >= plan.first[b]
             scores = keys.scores(query, key)
             if by is not None:
                 scores = scores + self.scale * by

@@ -8,19 +8,19 @@ import numpy as np
 import pytest
 
 from jkvq.attention.pack import pack_due
-from jkvq.cache.basis import Basis
-from jkvq.cache.layout import KVCache, empty_cache, pages_of_local, stored_bytes
+from jkvq.attention.step_plan import plan_step
+from jkvq.cache.basis import Basis, make_basis
+from jkvq.cache.layout import KVCache, empty_cache, layer_groups, pages_of_local, stored_bytes
 from jkvq.cache.shape import CacheShape
 from jkvq.cache.specs.spec_text import parse_spec
 from jkvq.engine import capacity
 from jkvq.engine.engine import Engine
 from jkvq.engine.forward import forward
 from jkvq.engine.options import Options
-from jkvq.llm import LLM, with_cache
+from jkvq.llm import LLM
 from jkvq.models.config import LocalLayers
 from jkvq.models.decoder import logits
-from jkvq.support.errors import UserError
-from tests.tiny import CONFIG, tiny_llm, tiny_model
+from tests.tiny import CONFIG, tiny_llm
 
 WINDOW, CHUNK, PAGE = 20, 32, 8
 PROMPT = np.random.default_rng(0).integers(0, 256, 83).tolist()
@@ -125,17 +125,45 @@ def test_local_layers_of_gemma_hold_their_window():
     assert stored_bytes(spec, shape, 1, 0) == 64 * 3 * 2 * 256 * 2
 
 
-def test_the_kernels_serve_a_model_up_to_the_window_of_all_its_layers():
-    own = WINDOW, CONFIG.rope_theta, CONFIG.rope_divisors
-    model = {
-        layers: tiny_model(
-            config=dataclasses.replace(CONFIG, head_dim=64, local=LocalLayers(layers, *own))
-        )
-        for layers in (ALL, SOME)
-    }
-    served = with_cache(model[ALL], "int4,page=16", implementation="interpret").config
-    assert (served.context, served.windows) == (WINDOW, ())
-    whole = with_cache(model[ALL], "int4,page=16", implementation="reference").config
-    assert (whole.context, whole.windows) == (CONFIG.context, (WINDOW, WINDOW))
-    with pytest.raises(UserError, match="this model has layers with a window; use reference"):
-        with_cache(model[SOME], "int4,page=16", implementation="interpret")
+@pytest.mark.parametrize("cache", ["int4,page=16", "int4,page=16,sink=16,recent=32"])
+@pytest.mark.parametrize("window", [20, 50])
+def test_the_kernels_are_told_to_read_the_tokens_of_the_window(cache, window):
+    shape = CacheShape(2, 2, 64, (window, None))
+    spec, lengths = parse_spec(cache), np.array([0, 3, 16, 19, 40, 64, 97, 130])
+    basis = make_basis(spec, shape, None)
+    table = jnp.arange(8 * 10, dtype=jnp.int32).reshape(8, 10)
+    sequences = dataclasses.replace(
+        empty_cache(spec, shape, 80, table).sequences, length=jnp.asarray(lengths, jnp.int32)
+    )
+    sizes = {"spec": spec, "shape": shape, "group": 1, "width": 1}
+    how = {"phase": "decode", "implementation": "interpret"}
+    plan = plan_step(sequences, basis, jnp.ones(8, jnp.int32), **sizes, **how)
+    groups = layer_groups(spec, shape.layers, shape.windows)
+    assert {group.window for group in groups} == {window, None}
+    for group, own in zip(groups, plan.groups, strict=True):
+        assert own.reads is not None
+        spans = [(own.reads.packed, np.broadcast_to(spec.sink + np.arange(999), (8, 999)))]
+        if own.reads.exact is not None and own.exact is not None:
+            spans.append((own.reads.exact, np.asarray(own.exact.position)))
+        for b, length in enumerate(lengths):
+            seen = []
+            for span, position in spans:
+                first = 0 if span.first is None else int(span.first[b])
+                seen += position[b, first : int(span.length[b])].tolist()
+            oldest = 0 if group.window is None else max(0, length + 1 - group.window)
+            assert sorted(seen) == list(range(oldest, length + 1))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cache", ["int4,page=16", "int4,page=16,sink=16,recent=32"])
+def test_the_kernels_give_what_the_reference_gives(cache):
+    local = LocalLayers(SOME, WINDOW, CONFIG.rope_theta, CONFIG.rope_divisors)
+    llm = tiny_llm(cache, config=dataclasses.replace(CONFIG, head_dim=64, local=local))
+    kernels = dataclasses.replace(llm, implementation="interpret")
+    options = Options(max_new_tokens=12, seed=0, ignore_eos=True)
+    found, expected = (
+        Engine(each, slots=1, pages=30).submit_tokens(PROMPT, options).result()
+        for each in (kernels, llm)
+    )
+    assert found.tokens == expected.tokens
+    np.testing.assert_allclose(found.logprobs, expected.logprobs, atol=2e-2)

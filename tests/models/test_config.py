@@ -198,13 +198,6 @@ def test_a_sliding_window_in_gguf_is_that_of_all_layers(window, windows):
     assert (config.context, config.windows) == (256, windows)
 
 
-def test_a_model_is_cut_to_a_window_that_all_layers_have():
-    cut = from_hf({**config_dict(), "sliding_window": 100}).up_to_window
-    assert (cut.context, cut.windows) == (100, ())
-    some = from_hf({**config_dict("gemma3")})
-    assert some.up_to_window is some
-
-
 def test_rope_is_the_same_when_spelt_as_before_transformers_5():
     scaling = {key: value for key, value in LLAMA31_ROPE.items() if key != "rope_theta"}
     old = {**config_dict(), "rope_theta": 500000.0, "rope_scaling": scaling}

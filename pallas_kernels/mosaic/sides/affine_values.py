@@ -14,7 +14,7 @@ import numpy as np
 
 from jkvq.pallas_kernels.mosaic.lanes import Value
 from jkvq.pallas_kernels.mosaic.sides.parts import Part, load_registers, parts_of
-from jkvq.pallas_kernels.mosaic.tile import Tile
+from jkvq.pallas_kernels.mosaic.tile import Seen, Tile
 
 # Weights p scale become integers below 2^16: times 1.99976 2^14 over the greatest one's power of 2.
 _UP = 0x3FFFE000
@@ -36,16 +36,16 @@ def weigh(
     p: list[Value],
     scales: list[Value],
     los: list[Value],
-    left: Value | None,
+    seen: Seen | None,
     base: Value,
 ) -> tuple[Weights, Value]:
     """The weights of a tile's tokens, and ``base`` with their p lo added.
 
-    left: tokens that are real, where not all are.
+    seen: the tokens that take part, where not all do.
     """
     o = tile.o
-    if left is not None:
-        real = [o.lt(tile.token(x), left) for x in range(tile.each)]
+    if seen is not None:
+        real = [seen.has(tile.token(x)) for x in range(tile.each)]
         scales, los = (
             [o.select(is_real, number, o.f(0.0)) for is_real, number in zip(real, all, strict=True)]
             for all in (scales, los)
@@ -89,17 +89,17 @@ class AffineValues:
         return [o.f(0.0)] * (sum(len(_items(part)) for part in self.parts) + 1)
 
     def add(
-        self, stored: list[Value], p: list[Value], left: Value | None, state: list[Value]
+        self, stored: list[Value], p: list[Value], seen: Seen | None, state: list[Value]
     ) -> list[Value]:
         """The state with a tile added.
 
-        left: tokens that are real, where not all are; others may hold anything.
+        seen: the tokens that take part, where not all do; others may hold anything.
         """
         o, (codes, params) = self.tile.o, stored
         numbers = o.add(params, o.mul(self.tile.r, o.i(2 * self.tile.each)))
         scales = self.tile.numbers(numbers, 0)
         los = self.tile.numbers(numbers, 2 * self.tile.tokens)
-        weights, base = weigh(self.tile, p, scales, los, left, state[-1])
+        weights, base = weigh(self.tile, p, scales, los, seen, state[-1])
         sums = [total for n in range(len(self.parts)) for total in self._sums(codes, n, weights)]
         added = zip(state[:-1], sums, strict=True)
         return [*(o.ffma(o.to_float(new), weights.unit, old) for old, new in added), base]

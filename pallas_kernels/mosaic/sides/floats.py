@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import jax.numpy as jnp
 
 from jkvq.pallas_kernels.mosaic.lanes import Value
-from jkvq.pallas_kernels.mosaic.tile import Tile
+from jkvq.pallas_kernels.mosaic.tile import Seen, Tile
 
 PIECE = 8  # channels that a thread loads at once
 
@@ -122,11 +122,11 @@ class FloatValues:
         return 30.0 if self.kind == "bf16" else 15.0
 
     def add(
-        self, stored: list[Value], p: list[Value], left: Value | None, state: list[Value]
+        self, stored: list[Value], p: list[Value], seen: Seen | None, state: list[Value]
     ) -> list[Value]:
         """The state with a tile added.
 
-        left: tokens that are real, where not all are; others may hold anything.
+        seen: the tokens that take part, where not all do; others may hold anything.
         """
         tile, o, (codes,) = self.tile, self.tile.o, stored
         factors = []
@@ -135,14 +135,14 @@ class FloatValues:
             factors.append(o.transpose(o.or_(high, o.shl(low, 16))))
         state = list(state)
         for x in range(0, tile.each, 2):
-            rows = [self._pairs(codes, x + k, left) for k in range(2)]
+            rows = [self._pairs(codes, x + k, seen) for k in range(2)]
             for item in range(self.channels // 16):
                 a = [row[2 * item + half] for row in rows for half in range(2)]
                 at = slice(4 * item, 4 * item + 4)
                 state[at] = o.multiply_floats(state[at], a, factors[x : x + 2], self.kind)
         return state
 
-    def _pairs(self, codes: Value, x: int, left: Value | None) -> list[Value]:
+    def _pairs(self, codes: Value, x: int, seen: Seen | None) -> list[Value]:
         """Of each of the thread's channels, the values of two tokens: the x-th of two groups."""
         tile, o = self.tile, self.tile.o
         turn, behind = tile.place(x, 2 * self.channels)
@@ -154,8 +154,8 @@ class FloatValues:
                 for piece in range(0, 2 * self.channels, 16 * PIECE)
                 for value in o.load_shared(address, behind + piece, 4)
             ]
-            if left is not None:
-                real = o.lt(tile.token_of(group, x), left)
+            if seen is not None:
+                real = seen.has(tile.token_of(group, x))
                 row = [o.select(real, value, o.i(0)) for value in row]
             rows.append(row)
         return [

@@ -10,7 +10,7 @@ from jkvq.pallas_kernels.mosaic.lanes import Value
 from jkvq.pallas_kernels.mosaic.sides.affine_values import Weights, weigh
 from jkvq.pallas_kernels.mosaic.sides.levels import Levels, Nibbles
 from jkvq.pallas_kernels.mosaic.sides.parts import load_registers
-from jkvq.pallas_kernels.mosaic.tile import Tile
+from jkvq.pallas_kernels.mosaic.tile import Seen, Tile
 
 _LOWER = 0x0F0F0F0F  # nibbles
 
@@ -46,16 +46,16 @@ class LloydValues:
         return [self.tile.o.f(0.0)] * (len(self._items) + 1)
 
     def add(
-        self, stored: list[Value], p: list[Value], left: Value | None, state: list[Value]
+        self, stored: list[Value], p: list[Value], seen: Seen | None, state: list[Value]
     ) -> list[Value]:
         """The state with a tile added.
 
-        left: tokens that are real, where not all are; others may hold anything.
+        seen: the tokens that take part, where not all do; others may hold anything.
         """
         tile, o, (codes, params) = self.tile, self.tile.o, stored
         units = tile.numbers(o.add(params, o.mul(tile.r, o.i(2 * tile.each))), 0, "f16")
         los = [o.fmul(unit, o.f(self.levels.offset)) for unit in units]
-        weights, base = weigh(tile, p, units, los, left, state[-1])
+        weights, base = weigh(tile, p, units, los, seen, state[-1])
         added = zip(state[:-1], self._sums(codes, weights), strict=True)
         return [*(o.ffma(new, weights.unit, old) for old, new in added), base]
 

@@ -3,6 +3,8 @@
 import ml_dtypes
 import numpy as np
 
+from jkvq.pallas_kernels.mosaic.tile import Seen
+
 _LANE = np.arange(32)
 _R, _C = _LANE // 4, _LANE % 4
 
@@ -216,3 +218,10 @@ class Emulated:
         assert (first % 2 == 0).all(), "not aligned"
         halves = self.shared[first[:, None] + np.arange(2)[None]].copy().view(np.uint16)
         return halves.reshape(32).astype(np.uint32)
+
+
+def seen_in(o: Emulated, first: int | None, past: int | None) -> Seen | None:
+    """The tokens of a tile from ``first`` on and before ``past``; None for all of them."""
+    if past is None:
+        return None
+    return Seen(o, o.i(past), None if first is None else o.i(first))

@@ -11,7 +11,7 @@ from jkvq.pallas_kernels.mosaic.decode import decode
 from jkvq.pallas_kernels.mosaic.program import make_teams, reads, tile_tokens
 from jkvq.pallas_kernels.triton.decode import merge_partials
 from jkvq.pallas_kernels.types import Heads, Shift
-from jkvq.pallas_kernels.work import DecodePlan, Span, share_work, tiles_in_order
+from jkvq.pallas_kernels.work import DecodePlan, Span, share_work, tiles_in_order, units_of
 from tests.pallas_kernels.reference.test_paged_attention import LAYER, Stored
 from tests.pallas_kernels.triton.test_decode import SCALE, assert_close
 
@@ -45,17 +45,20 @@ WITH_WINDOWS = [
 ]
 
 
-def _span(stored: Stored, q, table, length, shares: int, shift=None) -> Span:
+def _span(stored: Stored, q, table, length, shares: int, shift=None, first=None) -> Span:
     keys, values = stored.sides
     heads = Heads(keys.kv_heads, q.shape[1] // keys.kv_heads, q.shape[2])
     tile = tile_tokens(stored.codecs, heads, keys.page)
-    cut = share_work(-(-length // tile), shares)
-    plan = DecodePlan(length, cut, tiles_in_order(cut, table, keys.page // tile))
+    units, skipped = units_of(length, first, tile)
+    cut = share_work(units, shares)
+    tiles = tiles_in_order(cut, table, keys.page // tile, skipped)
+    plan = DecodePlan(length, cut, tiles, first=first)
     return Span(keys, values, stored.codecs, table, plan, shift)
 
 
-def _partials(stored: Stored, q, table, length, shares: int, shift=None):
-    return decode(q, [_span(stored, q, table, length, shares, shift)], LAYER, scale=SCALE)[0]
+def _partials(stored: Stored, q, table, length, shares: int, shift=None, first=None):
+    span = _span(stored, q, table, length, shares, shift, first)
+    return decode(q, [span], LAYER, scale=SCALE)[0]
 
 
 @pytest.mark.parametrize(("cache", "heads", "group", "channels", "page"), SHAPES)
@@ -67,10 +70,11 @@ def test_the_kernel_is_made_for_a_gpu_anywhere(cache, heads, group, channels, pa
     if cache == "bf16":  # as windows have it
         shift = Shift(shift.queries, shift.turns, jnp.zeros((1, 2 * page), jnp.int32))
 
-    def run(q, table, length, shift):
-        return _partials(stored, q, table, length, 7, shift).out
+    def run(q, table, length, shift, first):
+        return _partials(stored, q, table, length, 7, shift, first).out
 
-    traced = jax.jit(run).trace(q, stored.table, jnp.asarray([page + 1]), shift)
+    first = jnp.asarray([3]) if cache in ("int4", "bf16") else None  # as layers with a window have
+    traced = jax.jit(run).trace(q, stored.table, jnp.asarray([page + 1]), shift, first)
     text = traced.lower(lowering_platforms=("cuda",)).as_text()
     assert "mosaic_gpu" in text
 
@@ -143,6 +147,24 @@ def test_attention_over_pages(cache, heads, group, channels, page, dtype):
         out, lse = run(q, stored.table, jnp.asarray(lengths), shares)
         assert_close(stored, q, lengths, out, lse)
         np.testing.assert_array_equal(out, run(q, stored.table, jnp.asarray(lengths), shares)[0])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("cache", "heads", "group", "channels", "page"), SHAPES)
+def test_tokens_that_a_window_has_left_are_not_seen(cache, heads, group, channels, page):
+    lengths, firsts = [1, 3 * page, 5 * page - 2, 4 * page, 0], [0, 5, 2 * page + 3, 3 * page, 0]
+    stored = Stored(cache, lengths, heads, channels, page_size=page)
+    shape = len(lengths), heads * group, channels
+    q = jax.random.normal(jax.random.key(3), shape, jnp.bfloat16)
+
+    @functools.partial(jax.jit, static_argnums=4)
+    def run(q, table, length, first, shares):
+        part = _partials(stored, q, table, length, shares, first=first)
+        return merge_partials([part], q.shape[1])
+
+    for shares in (1, 5, 40):
+        found = run(q, stored.table, jnp.asarray(lengths), jnp.asarray(firsts), shares)
+        assert_close(stored, q, lengths, *found, firsts)
 
 
 @pytest.mark.gpu

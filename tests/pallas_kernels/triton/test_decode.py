@@ -14,13 +14,15 @@ from tests.reference import attention
 SCALE = 0.2
 
 
-def attend(stored: Stored, q, lengths, page, *, programs=10, shift=None, interpret=True):
+def attend(
+    stored: Stored, q, lengths, page, *, programs=10, shift=None, firsts=None, interpret=True
+):
     """(out, lse), on a GPU the same twice."""
     settings = DecodeSettings(programs=programs, warps=2, stages=2)
 
     @jax.jit
-    def run(q, keys, values, table, length, shift):
-        plan = plan_decode(length, page=page, kv_heads=2, settings=settings)
+    def run(q, keys, values, table, length, shift, first):
+        plan = plan_decode(length, page=page, kv_heads=2, settings=settings, first=first)
         part = decode(
             *(q, keys, values, *stored.codecs, LAYER, table, plan, shift),
             scale=SCALE,
@@ -29,16 +31,18 @@ def attend(stored: Stored, q, lengths, page, *, programs=10, shift=None, interpr
         return merge_partials([part], q.shape[1], interpret=interpret)
 
     args = q, *stored.sides, stored.table, jnp.asarray(lengths), shift
+    args = *args, None if firsts is None else jnp.asarray(firsts)
     out, lse = run(*args)
     if not interpret:
         np.testing.assert_array_equal(out, run(*args)[0])
     return out, lse
 
 
-def assert_close(stored: Stored, q, lengths, out, lse):
+def assert_close(stored: Stored, q, lengths, out, lse, firsts=None):
     for b, length in enumerate(lengths):
         k, v = (x[b] for x in stored.decoded)
-        visible = (np.arange(k.shape[0]) < length)[None]
+        token, first = np.arange(k.shape[0]), 0 if firsts is None else firsts[b]
+        visible = ((token >= first) & (token < length))[None]
         wanted, wanted_lse = attention(np.asarray(q[b : b + 1], np.float64), k, v, visible, SCALE)
         error = np.linalg.norm(np.asarray(out[b]) - wanted[0])
         assert error <= 2e-3 * np.linalg.norm(wanted), (b, length)
@@ -53,6 +57,16 @@ def check(cache, groups, head_dim, page, dtype, interpret):
     for programs in (1, 10, 64) if head_dim == 128 and not interpret else (10,):
         out, lse = attend(stored, q, lengths, page, programs=programs, interpret=interpret)
         assert_close(stored, q, lengths, out, lse)
+
+
+@pytest.mark.parametrize("interpret", [True, pytest.param(False, marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("cache", ["int4", "bf16"])
+def test_tokens_that_a_window_has_left_are_not_seen(cache, interpret):
+    lengths, firsts = [1, 15, 40, 77, 64, 0], [0, 14, 3, 48, 33, 0]
+    stored = Stored(cache, lengths, 2, 64, page_size=16)
+    q = jax.random.normal(jax.random.key(3), (len(lengths), 4, 64), jnp.bfloat16)
+    out, lse = attend(stored, q, lengths, 16, firsts=firsts, interpret=interpret)
+    assert_close(stored, q, lengths, out, lse, firsts)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from jkvq.pallas_kernels.formats.packing import pack
 from jkvq.pallas_kernels.mosaic.sides.affine_keys import AffineKeys
 from jkvq.pallas_kernels.mosaic.sides.affine_values import AffineValues
 from jkvq.pallas_kernels.mosaic.tile import Tile
-from tests.pallas_kernels.mosaic.emulated import Emulated, outputs_of
+from tests.pallas_kernels.mosaic.emulated import Emulated, outputs_of, seen_in
 
 LANE = np.arange(32, dtype=np.uint32)
 CODES, PARAMS = 64, 96 * 1024  # where a tile lies in shared memory
@@ -69,13 +69,14 @@ def test_scores_of_digits(digits):
         assert error < 1e-3 * np.abs(expected).max()
 
 
-@pytest.mark.parametrize("left", [None, 11])
+@pytest.mark.parametrize(("first", "past"), [(None, None), (None, 11), (5, 11)])
 @pytest.mark.parametrize("tokens", [16, 32, 64])
 @pytest.mark.parametrize(("bits", "channels"), ROWS)
-def test_outputs_are_sums_of_values_by_weights(bits, channels, tokens, left):
+def test_outputs_are_sums_of_values_by_weights(bits, channels, tokens, first, past):
     rng = np.random.default_rng(bits)
     codes, scale, lo, *stored = _side(rng, tokens, channels, bits)
-    real = np.arange(tokens) < (tokens if left is None else left)
+    token = np.arange(tokens)
+    real = (token >= (first or 0)) & (token < (past or tokens))
     stored[1].view(np.uint16).reshape(2, tokens)[:, ~real] = 0x7FFF
     o = _lanes(*stored)
     tile = Tile(o, LANE, tokens, channels * bits // 8)
@@ -85,7 +86,7 @@ def test_outputs_are_sums_of_values_by_weights(bits, channels, tokens, left):
     weights = [p[LANE % 4, each] for each in token]
     state = values.zero
     for _ in range(2):
-        given = None if left is None else o.i(left)
+        given = seen_in(o, first, past)
         state = values.add([o.i(CODES), o.i(PARAMS)], weights, given, state)
     found = outputs_of(values, state, o.f(0.5), channels)
     expected = p[:, real].astype(np.float64) @ (codes * scale[:, None] + lo[:, None])[real]

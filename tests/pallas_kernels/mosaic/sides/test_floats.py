@@ -7,7 +7,7 @@ import pytest
 
 from jkvq.pallas_kernels.mosaic.sides.floats import FloatKeys, FloatValues, kind_of
 from jkvq.pallas_kernels.mosaic.tile import Tile
-from tests.pallas_kernels.mosaic.emulated import Emulated, outputs_of
+from tests.pallas_kernels.mosaic.emulated import Emulated, outputs_of, seen_in
 
 LANE = np.arange(32, dtype=np.uint32)
 CODES = 64  # where a tile lies in shared memory
@@ -40,12 +40,13 @@ def test_scores_are_products_of_query_and_keys(kind, channels, tokens):
         np.testing.assert_allclose(scores, expected[LANE % 4, token], atol=3e-4)
 
 
-@pytest.mark.parametrize("left", [None, 11])
+@pytest.mark.parametrize(("first", "past"), [(None, None), (None, 11), (5, 11)])
 @pytest.mark.parametrize(("kind", "channels", "tokens"), CASES)
-def test_outputs_are_sums_of_values_by_weights(kind, channels, tokens, left):
+def test_outputs_are_sums_of_values_by_weights(kind, channels, tokens, first, past):
     rng = np.random.default_rng(channels)
     stored, o, tile = _tile(rng, kind, tokens, channels)
-    real = np.arange(tokens) < (tokens if left is None else left)
+    token = np.arange(tokens)
+    real = (token >= (first or 0)) & (token < (past or tokens))
     row = 2 * channels
     o.shared[CODES + row * real.sum() : CODES + row * tokens] = 0xFF
     values = FloatValues(tile, kind, channels)
@@ -53,7 +54,7 @@ def test_outputs_are_sums_of_values_by_weights(kind, channels, tokens, left):
     weights = [p[LANE % 4, tile.token(x).astype(np.int64)] for x in range(tile.each)]
     state = values.zero
     for _ in range(2):
-        state = values.add([o.i(CODES)], weights, None if left is None else o.i(left), state)
+        state = values.add([o.i(CODES)], weights, seen_in(o, first, past), state)
     found = outputs_of(values, state, o.f(0.5), channels)
     expected = p[:, real].astype(np.float64) @ stored[real]
     assert np.linalg.norm(found - expected) < 2e-5 * np.linalg.norm(expected)

@@ -9,7 +9,7 @@ from jkvq.pallas_kernels.formats.packing import pack
 from jkvq.pallas_kernels.mosaic.sides.lloyd_keys import LloydKeys
 from jkvq.pallas_kernels.mosaic.sides.lloyd_values import LloydValues
 from jkvq.pallas_kernels.mosaic.tile import Tile
-from tests.pallas_kernels.mosaic.emulated import Emulated, outputs_of
+from tests.pallas_kernels.mosaic.emulated import Emulated, outputs_of, seen_in
 
 LANE = np.arange(32, dtype=np.uint32)
 CODES, UNITS = 64, 96 * 1024  # where a tile lies in shared memory
@@ -44,18 +44,19 @@ def test_scores_are_products_of_query_and_keys(bits, channels, tokens):
         np.testing.assert_allclose(scores, expected[LANE % 4, token], atol=2e-3)
 
 
-@pytest.mark.parametrize("left", [None, 11])
+@pytest.mark.parametrize(("first", "past"), [(None, None), (None, 11), (5, 11)])
 @pytest.mark.parametrize(("bits", "channels", "tokens"), CASES)
-def test_outputs_are_sums_of_values_by_weights(bits, channels, tokens, left):
+def test_outputs_are_sums_of_values_by_weights(bits, channels, tokens, first, past):
     rng = np.random.default_rng(bits)
-    real = np.arange(tokens) < (tokens if left is None else left)
+    token = np.arange(tokens)
+    real = (token >= (first or 0)) & (token < (past or tokens))
     numbers, o, tile = _tile(rng, bits, channels, tokens, real)
     values = LloydValues(tile, bits, channels)
     p = np.where(real, rng.uniform(size=(4, tokens)) ** 8, 0).astype(np.float32)
     weights = [p[LANE % 4, tile.token(x).astype(np.int64)] for x in range(tile.each)]
     state = values.zero
     for _ in range(2):
-        given = None if left is None else o.i(left)
+        given = seen_in(o, first, past)
         state = values.add([o.i(CODES), o.i(UNITS)], weights, given, state)
     found = outputs_of(values, state, o.f(0.5), channels)
     expected = p[:, real].astype(np.float64) @ numbers[real]
