@@ -171,11 +171,11 @@ def time_decode(
     exact = spec.sink + spec.recent
 
     def make_plan(tokens, table, codecs, settings):
-        length, how = jnp.asarray(tokens, jnp.int32), {"page": spec.page}
+        length, page = jnp.asarray(tokens, jnp.int32), spec.page
         if settings is not None:
-            return plan_for_triton(length, kv_heads=K, settings=settings, **how)
+            return plan_for_triton(length, page=page, kv_heads=K, settings=settings)
         return plan_decode(
-            length, table, codecs, Heads(K, G, H), implementation=implementation, **how
+            length, table, codecs, Heads(K, G, H), page=page, implementation=implementation
         )
 
     plan = make_plan(data.lengths - exact, data.table, data.codecs, settings)

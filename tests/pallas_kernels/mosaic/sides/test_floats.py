@@ -48,7 +48,8 @@ def test_outputs_are_sums_of_values_by_weights(kind, channels, tokens, first, pa
     token = np.arange(tokens)
     real = (token >= (first or 0)) & (token < (past or tokens))
     row = 2 * channels
-    o.shared[CODES + row * real.sum() : CODES + row * tokens] = 0xFF
+    for other in np.flatnonzero(~real):
+        o.shared[CODES + row * other : CODES + row * (other + 1)] = 0xFF
     values = FloatValues(tile, kind, channels)
     p = np.where(real, rng.uniform(size=(4, tokens)) ** 4, 0).astype(np.float32)
     weights = [p[LANE % 4, tile.token(x).astype(np.int64)] for x in range(tile.each)]
