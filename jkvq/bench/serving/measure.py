@@ -9,7 +9,7 @@ answer:
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -122,6 +122,13 @@ async def _measure(
     wave = min(load.requests, load.clients if load.loop == "closed" else _WARM_CLIENTS)
     short = min(answer, _WARM_TOKENS)
     await asyncio.gather(*(client.ask(next(texts), short) for _ in range(wave)))
+    return summary(server, load, await send_all(client, load, texts, advance))
+
+
+async def send_all(
+    client: Client, load: Load, texts: Iterator[str], advance: Callable[[int], None]
+) -> list[Timed]:
+    """Sends the requests of a load when they are due, and waits for all answers."""
     due = iter(load.arrivals())
     loop = asyncio.get_running_loop()
     start, done = loop.time(), []
@@ -129,11 +136,11 @@ async def _measure(
     async def send() -> None:
         for at in due:
             await asyncio.sleep(start + at - loop.time())
-            done.append(await client.ask(next(texts), answer))
+            done.append(await client.ask(next(texts), load.scenario.answer))
             advance(1)
 
     await asyncio.gather(*(send() for _ in range(load.clients)))
-    return summary(server, load, done)
+    return done
 
 
 def summary(server: str, load: Load, done: Sequence[Timed]) -> Measured:
