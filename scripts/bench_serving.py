@@ -58,9 +58,8 @@ class Words:
         self._vocab = vocab
 
     def encode(self, text: str) -> list[int]:
-        letters = text.encode()
-        starts = range(0, len(letters), LETTERS)
-        return [zlib.crc32(letters[at : at + LETTERS]) % self._vocab for at in starts]
+        parts = (text[at : at + LETTERS] for at in range(0, len(text), LETTERS))
+        return [zlib.crc32(part.encode()) % self._vocab for part in parts]
 
     def decode(self, tokens: list[int]) -> str:
         return "".join(f" {token}" for token in tokens)
