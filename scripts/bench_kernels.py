@@ -15,7 +15,7 @@ import platform
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -48,26 +48,45 @@ from jkvq.pallas_kernels.types import (
 from jkvq.pallas_kernels.work import Span
 
 H = 128
-# sequences, tokens, KV heads, query heads per KV head
+
+
+class Workload(NamedTuple):
+    """What a layer's decode is timed with."""
+
+    sequences: int
+    tokens: int  # of each
+    kv_heads: int
+    group: int  # query heads of each KV head
+    channels: int = H
+    window: int | None = None  # of the latest tokens, which are seen; None is all
+
+
 WORKLOADS = {
-    "W1": (32, 16384, 8, 4),
-    "W2": (1, 102400, 8, 4),
-    "W3": (32, 8192, 8, 4),
-    "W4": (128, 8192, 8, 4),
-    "W5": (32, 16384, 8, 4),  # of 512 to 32,768 tokens, the same in all
-    "W6": (8, 32768, 2, 6),
-    "G1": (32, 8192, 8, 1),
-    "G8": (32, 8192, 4, 8),
-    "G16": (32, 8192, 2, 16),
+    "W1": Workload(32, 16384, 8, 4),
+    "W2": Workload(1, 102400, 8, 4),
+    "W3": Workload(32, 8192, 8, 4),
+    "W4": Workload(128, 8192, 8, 4),
+    "W5": Workload(32, 16384, 8, 4),  # of 512 to 32,768 tokens, the same in all
+    "W6": Workload(8, 32768, 2, 6),
+    "G1": Workload(32, 8192, 8, 1),
+    "G8": Workload(32, 8192, 4, 8),
+    "G16": Workload(32, 8192, 2, 16),
+    "H256": Workload(32, 8192, 4, 4, channels=256),
+    "H256G1": Workload(32, 8192, 4, 1, channels=256),
+    "H256G16": Workload(32, 8192, 1, 16, channels=256),
+    "L512": Workload(32, 8192, 4, 4, channels=256, window=512),
+    "L1024": Workload(32, 8192, 8, 4, window=1024),
 }
 CACHES = "bf16,int8,int4,int3,int2,saw-int4,oscar-int2,jkvq-int2,jkvq-int4,tq-k3v3,blockgtq-k3v3"
 WRITES = "bf16,int4,saw-int4,oscar-int2,jkvq-int2,jkvq-int4"
 EXACT = FloatCodec(jnp.float16)
-FREQUENCY = 1e6 ** -(np.arange(H // 2) * 2 / H)  # of rotary pairs
-
-
 CALLS = 10  # that are compiled, one after the other
 REPEATS, SECONDS = 5, 0.2  # of a chain, at least: short ones need more repeats to find their least
+
+
+def frequency(channels: int) -> np.ndarray:
+    """Of rotary pairs."""
+    return 1e6 ** -(np.arange(channels // 2) * 2 / channels)
 
 
 def timed(call, state, *args, rounds: int = 10) -> float:
@@ -118,11 +137,16 @@ def random_pages(pages: Packed, key) -> Packed:
 class Sequences:
     """Sequences stored in shuffled pages of one layer."""
 
-    def __init__(self, spec: CacheSpec, B: int, S: int, K: int, lengths=None):
-        self.spec, shape = spec, CacheShape(1, K, H)
-        self.basis = make_basis(spec, shape, made_up(shape, spec.key.bits), FREQUENCY)
+    def __init__(self, spec: CacheSpec, of: Workload, lengths=None):
+        self.spec, self.window, self.channels = spec, of.window, of.channels
+        B, shape, turns = (
+            of.sequences,
+            CacheShape(1, of.kv_heads, of.channels),
+            frequency(of.channels),
+        )
+        self.basis = make_basis(spec, shape, made_up(shape, spec.key.bits), turns)
         self.codecs = self.basis.key.codec(0), self.basis.value.codec(0)
-        self.lengths = np.full(B, S) if lengths is None else lengths
+        self.lengths = np.full(B, of.tokens) if lengths is None else lengths
         count = -(-self.lengths // spec.page)
         windows = 1 + B * pages_of_window(spec)
         group = abstract_groups(spec, shape, int(count.sum()) + 1, windows)[0]
@@ -142,13 +166,24 @@ class Sequences:
             )
 
     @property
+    def seen(self) -> tuple[np.ndarray, np.ndarray]:
+        """The first token seen of the packed ones of each sequence, and of those in 16 bits."""
+        spec, oldest = self.spec, np.zeros_like(self.lengths)
+        if self.window is not None:
+            oldest = np.maximum(self.lengths - self.window, 0)
+        packed = self.lengths - spec.sink - spec.recent
+        exact = np.where(oldest < spec.sink, oldest, np.maximum(spec.sink, oldest - packed))
+        return np.maximum(oldest - spec.sink, 0), exact
+
+    @property
     def nbytes(self) -> int:
-        spec, K = self.spec, self.keys.kv_heads
-        arrays = jax.tree.leaves((self.keys, self.values))
-        exact = spec.sink + spec.recent
+        """Of the pages of packed tokens and the tokens in 16 bits that are seen."""
+        spec, (first, first_exact) = self.spec, self.seen
+        arrays, exact = jax.tree.leaves((self.keys, self.values)), spec.sink + spec.recent
         per_page = sum(x.nbytes // x.shape[1] for x in arrays)
-        pages = int((-(-(self.lengths - exact) // spec.page)).sum())
-        return pages * per_page + len(self.lengths) * exact * K * H * 4
+        pages = -(-(self.lengths - exact) // spec.page) - first // spec.page
+        per_token = 4 * self.keys.kv_heads * self.channels
+        return int(pages.sum()) * per_page + int((exact - first_exact).sum()) * per_token
 
 
 def time_decode(
@@ -160,35 +195,37 @@ def time_decode(
     together: bool | None = None,
 ) -> tuple[float, int]:
     """Microseconds of decode and merge, and the bytes they read; settings are Triton's."""
-    B, S, K, G = WORKLOADS[workload]
-    lengths = None
+    of, lengths = WORKLOADS[workload], None
+    B, S, K, G, C, _ = of
     if workload == "W5":
         spread = np.geomspace(512, 32768, B)
         lengths = np.round(spread * (B * S / spread.sum()) / 64).astype(int) * 64
         lengths = np.clip(lengths, 512, 32768)
         lengths[np.argsort(lengths)[B // 2]] += B * S - lengths.sum()
-    data = Sequences(spec, B, S, K, lengths)
+    data = Sequences(spec, of, lengths)
     exact = spec.sink + spec.recent
 
-    def make_plan(tokens, table, codecs, settings):
+    def make_plan(tokens, first, table, codecs, settings):
         length, page = jnp.asarray(tokens, jnp.int32), spec.page
+        first = None if of.window is None else jnp.asarray(first, jnp.int32)
         if settings is not None:
-            return plan_for_triton(length, page=page, kv_heads=K, settings=settings)
-        return plan_decode(
-            length, table, codecs, Heads(K, G, H), page=page, implementation=implementation
-        )
+            return plan_for_triton(length, first=first, page=page, kv_heads=K, settings=settings)
+        how = {"page": page, "implementation": implementation, "first": first}
+        return plan_decode(length, table, codecs, Heads(K, G, C), **how)
 
-    plan = make_plan(data.lengths - exact, data.table, data.codecs, settings)
+    first, first_exact = data.seen
+    plan = make_plan(data.lengths - exact, first, data.table, data.codecs, settings)
     window_plan, table = None, data.table
     if data.windows is not None:
         table = jnp.asarray(pages_in_turn(spec, B, spec.exact_pages))
-        window_plan = make_plan(np.full(B, exact), table, (EXACT, EXACT), window_settings)
+        exact_plan = np.full(B, exact), first_exact, table, (EXACT, EXACT)
+        window_plan = make_plan(*exact_plan, window_settings)
     key, columns = data.basis.key, data.table.shape[1]
     # The pages of packed tokens and those of the windows, which each sequence has elsewhere
     angles = key.angles(spec.page_middle(jnp.arange(columns + table.shape[1])))
     slot_page = columns + jnp.arange(table.shape[1] * spec.page) // spec.page
     slot_page = jnp.broadcast_to(slot_page, (B, slot_page.size))
-    q = jax.random.normal(jax.random.key(3), (B, K * G, H), jnp.bfloat16)
+    q = jax.random.normal(jax.random.key(3), (B, K * G, C), jnp.bfloat16)
     if data.basis.key.matrices is not None:
         q = q.astype(jnp.float32)  # as the write kernel rotates it
 
@@ -205,7 +242,7 @@ def time_decode(
             spans.append(
                 Span(windows[0], windows[1], (EXACT, EXACT), table, window_plan, window_shift)
             )
-        parts = decode(q, spans, 0, scale=H**-0.5, together=together)
+        parts = decode(q, spans, 0, scale=C**-0.5, together=together)
         out, _ = merge_partials(parts, q.shape[1])
         return q + (out * 1e-30).astype(q.dtype)
 
@@ -218,7 +255,7 @@ def time_write(
 ) -> float:
     """Microseconds to store tokens of 8 heads, keys and values; with or without their queries."""
     shape = CacheShape(1, 8, H)
-    basis = make_basis(spec, shape, made_up(shape, spec.key.bits), FREQUENCY)
+    basis = make_basis(spec, shape, made_up(shape, spec.key.bits), frequency(H))
     pages = max(tokens // spec.page, tokens if tokens < 1024 else 0) + 1
     group = abstract_groups(spec, shape, pages, 1)[0]
     k, v = (jax.random.normal(jax.random.key(i), (1, tokens, 8, H), jnp.bfloat16) for i in (0, 1))
@@ -254,7 +291,7 @@ def time_prefill(cache: str | None) -> tuple[float, int]:
     """
     S, T, K, N = 30720, 2048, 8, 32
     q = jax.random.normal(jax.random.key(0), (1, T, N, H), jnp.bfloat16)
-    data = Sequences(parse_spec(cache or "bf16"), 1, S, K)
+    data = Sequences(parse_spec(cache or "bf16"), Workload(1, S, K, N // K))
     args = [data.keys, data.values, data.table]
     if cache is None:
         args = [jax.random.normal(jax.random.key(i), (1, S, K, H), jnp.bfloat16) for i in (1, 2)]
@@ -279,9 +316,10 @@ def time_torch(workload: str) -> float | None:
         import torch  # noqa: PLC0415
     except ImportError:
         return None
-    B, S, K, G = WORKLOADS[workload]
-    k, v = (torch.randn(B, K, S, H, dtype=torch.bfloat16, device="cuda") for _ in range(2))
-    q = torch.randn(B, K * G, 1, H, dtype=torch.bfloat16, device="cuda")
+    B, S, K, G, C, window = WORKLOADS[workload]
+    S = min(S, window or S)
+    k, v = (torch.randn(B, K, S, C, dtype=torch.bfloat16, device="cuda") for _ in range(2))
+    q = torch.randn(B, K * G, 1, C, dtype=torch.bfloat16, device="cuda")
     attend = torch.nn.functional.scaled_dot_product_attention
     for _ in range(3):
         attend(q, k, v, enable_gqa=True)

@@ -1,5 +1,8 @@
 """Shapes of known models, and models of random weights in them: speed does not ask for sense."""
 
+import dataclasses
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,7 +11,7 @@ from jkvq.cache.calibrated import Calibration, SideCalibration, Transform, metho
 from jkvq.cache.shape import CacheShape
 from jkvq.cache.specs.spec import CacheSpec
 from jkvq.llm import LLM, with_cache
-from jkvq.models.config import ModelConfig
+from jkvq.models.config import Experts, ModelConfig
 from jkvq.models.decoder import abstract_params
 from jkvq.models.model import Model
 from jkvq.support.errors import UserError, nearest
@@ -37,6 +40,12 @@ SHAPES = {
     "qwen3-4b": _qwen3(36, 2560, 9728, 32, tied=True),
     "qwen3-8b": _qwen3(36, 4096, 12288, 32),
     "qwen3-32b": _qwen3(64, 5120, 25600, 64),
+    "qwen3-30b-a3b": dataclasses.replace(
+        _qwen3(48, 2048, 6144, 32),
+        family="qwen3_moe",
+        kv_heads=4,
+        experts=Experts(number=128, chosen=8, width=768),
+    ),
 }
 
 
@@ -52,13 +61,11 @@ def random_model(config: ModelConfig, dtype=jnp.bfloat16) -> Model:
     leaves, tree = jax.tree.flatten(abstract_params(config, dtype))
     keys = jax.random.split(jax.random.key(0), len(leaves))
 
-    @jax.jit
-    def draw(key, like):
-        return jax.random.normal(key, like.shape, dtype) * (0.02 if like.ndim > 1 else 1.0)
+    @functools.partial(jax.jit, static_argnums=1)
+    def draw(key, shape):
+        return jax.random.normal(key, shape, dtype) * (0.02 if len(shape) > 1 else 1.0)
 
-    params = [
-        draw(key, jnp.zeros(leaf.shape, leaf.dtype)) for key, leaf in zip(keys, leaves, strict=True)
-    ]
+    params = [draw(key, leaf.shape) for key, leaf in zip(keys, leaves, strict=True)]
     return Model("random", config, tree.unflatten(params), None)  # pyright: ignore
 
 

@@ -46,7 +46,8 @@ class DecodeStep:
 
     milliseconds: of the step; None where the cache does not fit.
     tokens_per_second: of all sequences.
-    bytes: of weights and cache that it has to read.
+    bytes: of weights and cache that it has to read; of experts, those that as many tokens choose
+        which choose at random.
     of_bandwidth: the part of the memory's speed at which it reads them; None on a CPU, where
         no simple loop reaches that.
     over_bf16: times as fast as bf16 with the same batch and context, if that was run before.
@@ -130,10 +131,20 @@ def _ratio(one: float | None, other: float | None) -> float | None:
 def step_bytes(llm: LLM, batch: int, context: int) -> int:
     """What a decode step has to read: weights, but for rows of an embedding, and the cache."""
     embedding = llm.params["embedding"]
-    weights = weight_bytes(llm.config, embedding.dtype)
+    weights = weight_bytes(llm.config, embedding.dtype) - _unread_experts(llm, batch)
     if not llm.config.tied:
         weights -= embedding.nbytes
     return weights + batch * sequence_bytes(llm.spec, CacheShape.of(llm.config), context)
+
+
+def _unread_experts(llm: LLM, batch: int) -> int:
+    """Bytes of the experts that no token of a batch chooses, on average over random choices."""
+    experts = llm.config.experts
+    if experts is None:
+        return 0
+    stacks = [layer["mlp"].get("experts") for layer in llm.params["layers"].values()]
+    size = sum(leaf.nbytes for leaf in jax.tree.leaves(stacks))
+    return round(size * (1 - experts.chosen / experts.number) ** batch)
 
 
 def stream_bandwidth() -> float:

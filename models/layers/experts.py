@@ -1,6 +1,9 @@
 """A feed-forward block of experts: each token goes through a few that a router chooses.
 
-The rows of all tokens are sorted by their experts, so that the experts are one ragged product.
+Few tokens read the matrices of their own experts alone. Many tokens choose nearly every expert:
+they go through all, in plain products that read each matrix once, and those not chosen count
+nothing. `jax.lax.ragged_dot` saves nothing there: on GPUs and CPUs XLA takes every row through
+every expert, and a token has a row for each expert that it chose.
 """
 
 import jax
@@ -12,28 +15,25 @@ from jkvq.models.config import Experts, ModelConfig
 from jkvq.models.layers.linear import Linear, precision_of, weight_of
 from jkvq.models.layers.mlp import MLP, clamped, gated
 
-# Rows [m, I] by the matrices [E, O, I] of their experts
-_BY_EXPERT = jax.lax.RaggedDotDimensionNumbers(
-    dot_dimension_numbers=(((1,), (2,)), ((), ())),
-    lhs_ragged_dimensions=(0,),
-    rhs_group_dimensions=(0,),
-)
-
 
 class ExpertLinear(nnx.Module):
-    """y = x W_e^T + b_e, each row by its expert e; rows stand in the order of their experts."""
+    """y = x W_e^T + b_e of experts e."""
 
     def __init__(self, experts: int, inputs: int, outputs: int, *, bias: bool):
         self.weight = weight_of(experts, outputs, inputs)
         self.bias = weight_of(experts, outputs) if bias else None
 
-    def __call__(self, x: Float[Array, "m I"], rows: Int[Array, " E"]) -> Float[Array, "m O"]:
-        y = jax.lax.ragged_dot_general(
-            x, self.weight[...], rows, _BY_EXPERT, precision=precision_of(x)
-        )
-        if self.bias is None:
-            return y
-        return y + jnp.repeat(self.bias[...], rows, axis=0, total_repeat_length=len(x))
+    def of_chosen(self, x: Float[Array, "m I"], expert: Int[Array, " m"]) -> Float[Array, "m O"]:
+        """Each row by its expert; XLA reads the chosen matrices where they lie, in one pass."""
+        y = (self.weight[...][expert].astype(jnp.float32) * x.astype(jnp.float32)[:, None]).sum(-1)
+        y = y.astype(x.dtype)
+        return y if self.bias is None else y + self.bias[...][expert]
+
+    def of_all(self, x: Float[Array, "n I"] | Float[Array, "E n I"]) -> Float[Array, "E n O"]:
+        """Every row by every expert; each may have rows of its own."""
+        rows = "ni" if x.ndim == 2 else "eni"
+        y = jnp.einsum(f"{rows},eoi->eno", x, self.weight[...], precision=precision_of(x))
+        return y if self.bias is None else y + self.bias[...][:, None]
 
 
 class ExpertStack(nnx.Module):
@@ -45,10 +45,30 @@ class ExpertStack(nnx.Module):
         self.gate_up = ExpertLinear(number, config.width, 2 * width, bias=bias)
         self.down = ExpertLinear(number, width, config.width, bias=bias)
 
-    def __call__(self, x: Float[Array, "m D"], rows: Int[Array, " E"]) -> Float[Array, "m D"]:
-        return self.down(self._gated(self.gate_up(x, rows)), rows)
+    def __call__(
+        self,
+        x: Float[Array, "n D"],
+        weights: Float[Array, "n chosen"],
+        chosen: Int[Array, "n chosen"],
+    ) -> Float[Array, "n D"]:
+        """The sum of each row's experts by their weights."""
+        few = chosen.size < self.how.number
+        mixed = self._of_chosen if few else self._of_all
+        return mixed(x, weights, chosen).astype(x.dtype)
 
-    def _gated(self, gate_up: Float[Array, "m _"]) -> Float[Array, "m F"]:
+    def _of_chosen(self, x, weights, chosen) -> Float[Array, "n D"]:
+        expert, k = chosen.reshape(-1), chosen.shape[1]
+        hidden = self._gated(self.gate_up.of_chosen(jnp.repeat(x, k, axis=0), expert))
+        out = self.down.of_chosen(hidden, expert).astype(jnp.float32)
+        return (out.reshape(*chosen.shape, -1) * weights[..., None]).sum(1)
+
+    def _of_all(self, x, weights, chosen) -> Float[Array, "n D"]:
+        out = self.down.of_all(self._gated(self.gate_up.of_all(x))).astype(jnp.float32)
+        one = jax.nn.one_hot(chosen, self.how.number, axis=0)  # [E, n, chosen]
+        share = (one * weights[None]).sum(-1)[..., None]
+        return jnp.where(share == 0, 0.0, out * share).sum(0)  # others may be infinite
+
+    def _gated(self, gate_up: Float[Array, "*rows _"]) -> Float[Array, "*rows F"]:
         clamp = self.how.clamp
         if clamp is None:
             return gated(self.activation, gate_up)
@@ -112,14 +132,7 @@ class ExpertMLP(nnx.Module):
 
     def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
         rows = x.reshape(-1, x.shape[-1])
-        weights, chosen = self.router(rows)
-        expert, k = chosen.reshape(-1), chosen.shape[1]
-        order = jnp.argsort(expert)
-        count = jnp.bincount(expert, length=self.router.how.number)
-        out = self.experts(rows[order // k], count.astype(jnp.int32))
-        out = out.astype(jnp.float32) * weights.reshape(-1)[order][:, None]
-        back = jnp.zeros_like(out).at[order].set(out, unique_indices=True)
-        mixed = back.reshape(len(rows), k, -1).sum(1).astype(x.dtype)
+        mixed = self.experts(rows, *self.router(rows))
         if self.shared is not None:
             mixed = mixed + self._shared(rows)
         return mixed.reshape(x.shape)

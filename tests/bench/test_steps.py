@@ -1,5 +1,7 @@
 """Steps that are timed: what they read, and how far they get."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ from jkvq.bench.shapes import SHAPES, random_model, shape_config, with_any_cache
 from jkvq.bench.steps import bench_decode, bench_prefill, step_bytes, steps_figure, time_decode
 from jkvq.cache.footprint import sequence_bytes
 from jkvq.cache.shape import CacheShape
+from jkvq.models.config import Experts
 from jkvq.models.decoder import weight_bytes
 from tests.tiny import CONFIG, tiny_model
 
@@ -87,7 +90,7 @@ def test_prompts_are_timed(llms):
 
 def test_shapes_have_the_parameters_of_their_names():
     found = {name: weight_bytes(config, "bfloat16") / 2e9 for name, config in SHAPES.items()}
-    billions = {"qwen3-4b": 4.0, "qwen3-8b": 8.2, "qwen3-32b": 32.8}
+    billions = {"qwen3-4b": 4.0, "qwen3-8b": 8.2, "qwen3-32b": 32.8, "qwen3-30b-a3b": 30.5}
     assert found == pytest.approx(billions, rel=0.02)
     with pytest.raises(jkvq.UserError, match="shape 'qwen3-9b' is not known"):
         shape_config("qwen3-9b")
@@ -98,4 +101,24 @@ def test_random_weights_make_numbers_of_calibrated_caches():
     llm = with_any_cache(model, jkvq.parse_spec("jkvq-int2,page=16,sink=16,recent=32"))
     ms, _, split = time_decode(llm, 1, 64)
     assert (split is None) == (jax.default_backend() == "cpu")
+    assert ms is not None and ms > 0
+
+
+def test_a_step_reads_the_experts_that_are_chosen():
+    experts = Experts(number=16, chosen=3, width=8)
+    config = dataclasses.replace(CONFIG, experts=experts)
+    llm = with_any_cache(random_model(config, "float32"), jkvq.parse_spec("bf16,page=8"))
+    matrix = 3 * experts.width * config.width * 4  # gate, up and down of one expert
+    rest = step_bytes(llm, 1, 16) - config.layers * experts.chosen * matrix
+    token = 2 * config.layers * config.kv_heads * config.head_dim * 2
+    rng = np.random.default_rng(0)
+
+    def distinct(batch: int) -> int:
+        return len({each for _ in range(batch) for each in rng.permutation(16)[:3]})
+
+    for batch in (2, 7):
+        chosen = np.mean([distinct(batch) for _ in range(2000)])
+        expected = rest + (batch - 1) * 16 * token + config.layers * chosen * matrix
+        assert step_bytes(llm, batch, 16) == pytest.approx(expected, rel=2e-3)
+    ms, _, _ = time_decode(llm, 2, 16)
     assert ms is not None and ms > 0

@@ -32,7 +32,8 @@ _ModelOrNone = Annotated[
 _Shape = Annotated[
     str | None,
     typer.Option(
-        help="Random weights in the shape of qwen3-4b, qwen3-8b or qwen3-32b, instead of a model.",
+        help="Random weights in the shape of qwen3-4b, qwen3-8b, qwen3-32b or qwen3-30b-a3b, "
+        "instead of a model.",
         show_default=False,
     ),
 ]
