@@ -28,7 +28,7 @@ def by_hand(stack: ExpertStack, x, weights, chosen) -> np.ndarray:
     """Of every token, the experts that it chose."""
     wide = jax.tree.map(np.float64, nnx.to_pure_dict(nnx.state(stack)))
     out = np.zeros(x.shape)
-    for row, token in enumerate(np.float64(x)):
+    for row, token in enumerate(np.asarray(x, np.float64)):
         for weight, expert in zip(weights[row], chosen[row], strict=True):
             of = {name: (m["weight"][expert], m["bias"][expert]) for name, m in wide.items()}
             gate, up = np.split(of["gate_up"][0] @ token + of["gate_up"][1], 2)
