@@ -10,6 +10,7 @@ from jkvq.attention.implementation import choose_implementation
 from jkvq.cache.footprint import bits_per_element
 from jkvq.cache.layout import stored_bytes
 from jkvq.cache.shape import CacheShape
+from jkvq.cache.specs.presets import PRESETS
 from jkvq.calibration.solve import CalibrationOptions, check_method
 from jkvq.evaluation.perplexity import compare
 from jkvq.evaluation.subjects import reconstruction, subject
@@ -44,6 +45,45 @@ def test_codes_of_latents_cost_the_more_the_fewer_bits_they_have():
     assert 0 < found["bf16"] < 1e-5 and found["int8"] < 1e-4
     assert found["int8"] < found["int4"] < found["int2"]
     assert found["saw-int4"] < found["int2"]
+
+
+# Bits and nats of docs/models.md
+TABLE = {
+    "bf16": (16.0, 1.4e-6),
+    "int8": (8.8, 1.8e-5),
+    "int4": (4.8, 0.0046),
+    "saw-int4": (4.8, 0.0042),
+    "int4,sink=64,recent=64": (9.6, 0.00065),
+    "int3": (3.8, 0.024),
+    "int3,sink=64,recent=64": (8.85, 0.0038),
+    "int2": (2.8, 0.125),
+    "int2,sink=64,recent=64": (8.1, 0.028),
+}
+
+
+@pytest.mark.slow
+def test_the_table_of_latents_holds():
+    model, tokens = tiny_model(config=MLA), np.random.default_rng(0).integers(0, 256, 512).tolist()
+    subjects = {name: subject(model, name) for name in ("f32", *TABLE)}
+    scores = compare(subjects, tokens, reference="f32")
+    for name, (bits, kl) in TABLE.items():
+        assert scores[name].bits_per_element == pytest.approx(bits, abs=0.01)
+        assert scores[name].kl == pytest.approx(kl, rel=0.1), name
+
+
+def test_latents_have_the_presets_that_leave_values_as_they_are():
+    def served(name: str) -> bool:
+        try:
+            PRESETS[name].spec.check(layers=27, head_dim=64, context=32768, latent=512)
+        except jkvq.UserError as error:
+            if not name.startswith("bdr128"):
+                assert "this model keeps latents (MLA), and this cache has" in str(error)
+            return False
+        return True
+
+    plain, rotated = {"bf16", "f32", "int8", "int4", "int3", "int2"}, {"saw-int4"}
+    rotated |= {"bdr16-k", "bdr32-k", "bdr64-k"}
+    assert set(filter(served, PRESETS)) == plain | rotated
 
 
 @pytest.mark.parametrize(

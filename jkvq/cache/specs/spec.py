@@ -196,7 +196,7 @@ def _check_latent(key: SideSpec, value: SideSpec) -> None:
         if wanted:
             raise UserError(
                 f"this model keeps latents (MLA), and this cache has {what}, which they cannot "
-                "have; use bf16, int8, int4, saw-int4 or int2"
+                "have; use bf16, int8, int4, saw-int4, int3 or int2"
             )
 
 
