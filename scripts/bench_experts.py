@@ -6,11 +6,13 @@ Microseconds of one feed-forward block without its router, for a decode step of 
 part of the memory's speed at which it reads the experts that the tokens chose, each once.
 chosen: each token by its own experts. all: every token by every expert. The model takes chosen
 where tokens times experts of each are fewer than the experts (models/layers/experts.py).
-ragged: `jax.lax.ragged_dot_general`, for comparison.
+For comparison, rows sorted by their experts, a token's once for each of its experts:
+ragged: `jax.lax.ragged_dot_general`.
+mosaic: jax's own example of a ragged kernel for Hopper; ``--batches 2048`` is a chunk of a prompt.
 """
 
 import argparse
-import traceback
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -29,22 +31,43 @@ _BY_EXPERT = jax.lax.RaggedDotDimensionNumbers(
 )
 
 
-def ragged(stack: ExpertStack, x, weights, chosen):
-    """The rows of all tokens, sorted by their experts, as ragged products."""
+def _ragged(x, weight, count):
+    return jax.lax.ragged_dot_general(x, weight, count, _BY_EXPERT)
+
+
+def _mosaic(x, weight, count):
+    from jax.experimental.pallas.ops.gpu.ragged_dot_mgpu import ragged_dot  # noqa: PLC0415
+
+    return ragged_dot(
+        x,
+        weight,
+        group_sizes=count,
+        transpose_rhs=True,
+        block_m=64,
+        block_n=128,
+        block_k=64,
+        max_concurrent_steps=4,
+        grid_block_n=2,
+    )
+
+
+def by_rows(product, stack: ExpertStack, x, weights, chosen):
+    """The rows of all tokens, sorted by their experts, through ragged products."""
     expert, k = chosen.reshape(-1), chosen.shape[1]
     order = jnp.argsort(expert)
     count = jnp.bincount(expert, length=stack.how.number).astype(jnp.int32)
-
-    def product(x, weight):
-        return jax.lax.ragged_dot_general(x, weight, count, _BY_EXPERT)
-
-    hidden = stack._gated(product(x[order // k], stack.gate_up.weight[...]))
-    out = product(hidden, stack.down.weight[...]).astype(jnp.float32)
+    hidden = stack._gated(product(x[order // k], stack.gate_up.weight[...], count))
+    out = product(hidden, stack.down.weight[...], count).astype(jnp.float32)
     back = jnp.zeros_like(out).at[order].set(out * weights.reshape(-1)[order][:, None])
     return back.reshape(len(x), k, -1).sum(1).astype(x.dtype)
 
 
-WAYS = {"chosen": ExpertStack._of_chosen, "all": ExpertStack._of_all, "ragged": ragged}
+WAYS = {
+    "chosen": ExpertStack._of_chosen,
+    "all": ExpertStack._of_all,
+    "ragged": functools.partial(by_rows, _ragged),
+    "mosaic": functools.partial(by_rows, _mosaic),
+}
 
 
 def time_way(way: str, batch: int, shape: str) -> tuple[float, int]:
@@ -78,7 +101,7 @@ def main() -> None:
     """Prints a row for every batch and way."""
     parser = argparse.ArgumentParser(description="Times a layer's experts on this GPU.")
     parser.add_argument("--batches", default="1,4,8,15,16,32,128")
-    parser.add_argument("--ways", default="chosen,all,ragged")
+    parser.add_argument("--ways", default=",".join(WAYS))
     parser.add_argument("--shape", default="qwen3-30b-a3b")
     args = parser.parse_args()
     if jax.default_backend() != "gpu":
@@ -89,8 +112,8 @@ def main() -> None:
         for way in args.ways.split(","):
             try:
                 us, size = time_way(way, batch, args.shape)
-            except jax.errors.JaxRuntimeError:
-                traceback.print_exc(limit=1)
+            except Exception as error:  # the next way may run
+                print(f"batch {batch:>4} {way:>7} {str(error)[:200]}", flush=True)
                 continue
             rate = size / us * 1e6 / stream
             print(
