@@ -4,9 +4,9 @@
 
 Prompts carry a mark, and what each is answered alone, before, is what it must be answered under
 load, whoever else is served, preempted or gone: so no answer is lost or another's. Some clients go
-away early, some send nonsense. At the end the server is told to end while texts run. Checked: every
-request has the status and the text that it should have, no 5xx but 503 then, all pages come back,
-and the server's memory does not grow.
+away early, some send nonsense; who is told that there are too many comes again. At the end the
+server is told to end while texts run. Checked: every request has the status and the text that it
+should have, no 5xx but 503 then, all pages come back, and the server's memory does not grow.
 """
 
 import argparse
@@ -33,6 +33,7 @@ from jkvq.calibration.prose import default_text
 from jkvq.server.server import Server, bind
 
 COMPLETIONS = "/v1/completions"
+LONGEST_PAUSE = 16  # times what the server says, of clients that come again and again
 GROWTH = 1.05  # of the memory, from the second quarter of the time to the last
 WAYS = {"whole": 45, "stream": 25, "leave in a stream": 12, "leave": 8, "nonsense": 10}
 NONSENSE: list[tuple[str, Any]] = [
@@ -82,6 +83,7 @@ class Soak:
         self.marked: list[Marked] = []
         self.echoes = True  # unless the server has no echo
         self.outcomes: Counter[str] = Counter()
+        self.sent_away = 0  # how often somebody was told to come again
         self.wrong: list[str] = []
 
     async def learn(self) -> None:
@@ -95,10 +97,9 @@ class Soak:
 
     async def text(self, body: dict[str, Any]) -> str:
         async with self.session.post(self.url + COMPLETIONS, json=body) as answer:
-            found = await answer.json()
             if answer.status != 200:
-                raise _Status(answer.status, found)
-            return found["choices"][0]["text"]
+                raise await _status(answer)
+            return (await answer.json())["choices"][0]["text"]
 
     async def streamed(self, body: dict[str, Any], events: int | None = None) -> str:
         """The text of a stream, or of its first events, after which the client goes."""
@@ -106,7 +107,7 @@ class Soak:
         sent = {**body, "stream": True}
         async with self.session.post(self.url + COMPLETIONS, json=sent) as answer:
             if answer.status != 200:
-                raise _Status(answer.status, await answer.json())
+                raise await _status(answer)
             async for line in answer.content:
                 if events is not None and len(pieces) >= events:
                     answer.close()
@@ -125,26 +126,36 @@ class Soak:
         if way == "nonsense":
             await self.nonsense(*self.rng.choice(NONSENSE))
             return
-        asked, events = self.rng.choice(self.marked), self.rng.randrange(4)
-        try:
-            if way == "leave":
-                within = self.rng.expovariate(2.0)
-                await asyncio.wait_for(self.text(asked.body), within)
-            elif way == "leave in a stream":
-                await self.streamed(asked.body, events)
-            else:
-                ask = self.text if way == "whole" else self.streamed
-                echo = {"echo": True} if self.echoes and self.rng.random() < 0.5 else {}
-                expected = asked.body["prompt"] + asked.text if echo else asked.text
-                if (text := await ask({**asked.body, **echo})) != expected:
-                    self.wrong.append(f"{asked.body['prompt'][:20]!r}: {text!r}, {expected!r}")
-            self.outcomes[way] += 1
-        except TimeoutError:
-            self.outcomes["left"] += 1
-        except _Status as error:
-            self.outcomes[f"{way}: {error.status}"] += 1
-            if error.status not in (429,):
+        asked, pause = self.rng.choice(self.marked), 1.0
+        while True:
+            try:
+                await self.marked_one(way, asked)
+                self.outcomes[way] += 1
+            except TimeoutError:
+                self.outcomes["left"] += 1
+            except _Status as error:
+                if error.status == 429 and error.later is not None:
+                    self.sent_away += 1
+                    await asyncio.sleep(error.later * pause * self.rng.uniform(1, 2))
+                    pause = min(2 * pause, LONGEST_PAUSE)
+                    continue
+                self.outcomes[f"{way}: {error.status}"] += 1
                 self.wrong.append(f"{way}: {error}")
+            return
+
+    async def marked_one(self, way: str, asked: Marked) -> None:
+        """Asks for a text, and reads as much of it as this way does."""
+        if way == "leave":
+            within = self.rng.expovariate(2.0)
+            await asyncio.wait_for(self.text(asked.body), within)
+        elif way == "leave in a stream":
+            await self.streamed(asked.body, self.rng.randrange(4))
+        else:
+            ask = self.text if way == "whole" else self.streamed
+            echo = {"echo": True} if self.echoes and self.rng.random() < 0.5 else {}
+            expected = asked.body["prompt"] + asked.text if echo else asked.text
+            if (text := await ask({**asked.body, **echo})) != expected:
+                self.wrong.append(f"{asked.body['prompt'][:20]!r}: {text!r}, {expected!r}")
 
     async def nonsense(self, path: str, body: Any) -> None:
         raw = body if isinstance(body, bytes) else json.dumps(body).encode()
@@ -197,9 +208,16 @@ class Soak:
 
 
 class _Status(Exception):
-    def __init__(self, status: int, body: dict[str, Any]):
+    """An answer that is an error; ``later``: seconds after which to come again, if it says so."""
+
+    def __init__(self, status: int, body: dict[str, Any], later: float | None = None):
         super().__init__(f"{status} {body['error']['message']}")
-        self.status = status
+        self.status, self.later = status, later
+
+
+async def _status(answer: aiohttp.ClientResponse) -> _Status:
+    later = answer.headers.get("Retry-After")
+    return _Status(answer.status, await answer.json(), None if later is None else float(later))
 
 
 async def soak(args: argparse.Namespace) -> bool:
@@ -232,6 +250,7 @@ async def soak(args: argparse.Namespace) -> bool:
     quarter = max(1, len(sizes) // 4)
     early, late = (statistics.median(each) for each in (sizes[quarter:-quarter], sizes[-quarter:]))
     print(f"{args.requests} requests in {seconds:.0f} s: {dict(sorted(run.outcomes.items()))}")
+    print(f"told to come again {run.sent_away} times")
     print(f"preempted {preempted:.0f}, evicted {evicted:.0f}, prompt tokens found {cached:.0f}")
     print(f"memory {early:.0f} MB, at the end {late:.0f} MB; pages not given back: {left}")
     print(f"exit code {process.returncode}; wrong: {len(run.wrong)}", *run.wrong[:10], sep="\n  ")
