@@ -234,7 +234,7 @@ async def soak(args: argparse.Namespace) -> bool:
             await _until_ready(run)
             await run.learn()
             print(f"{len(run.marked)} prompts answered alone", flush=True)
-            watching = asyncio.create_task(_watch(process.pid, sizes))
+            watching = asyncio.create_task(_watch(process.pid, sizes, run))
             start = time.monotonic()
             await run.run()
             seconds = time.monotonic() - start
@@ -272,9 +272,12 @@ async def _until_ready(run: Soak) -> None:
             await asyncio.sleep(0.1)
 
 
-async def _watch(pid: int, sizes: list[float]) -> None:
-    """Notes how much memory a process has, in MB, every second."""
+async def _watch(pid: int, sizes: list[float], run: Soak) -> None:
+    """Notes how much memory a process has, in MB, every second; says how far it is."""
     while True:
+        if sizes and len(sizes) % 60 == 0:
+            done, wrong = sum(run.outcomes.values()), len(run.wrong)
+            print(f"{done} of {run.args.requests}, wrong {wrong}: {sizes[-1]:.0f} MB", flush=True)
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
         sizes += [int(line.split()[1]) / 1000 for line in lines if line.startswith("VmRSS")]
         await asyncio.sleep(1)

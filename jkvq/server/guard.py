@@ -10,19 +10,21 @@ import dataclasses
 import logging
 import random
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jkvq.cache.calibrated import Calibration, methods_for
 from jkvq.cache.footprint import bits_per_element
 from jkvq.cache.layout import KVCache
 from jkvq.cache.shape import CacheShape
 from jkvq.cache.specs.spec import CacheSpec
-from jkvq.cache.specs.spec_text import spec_text
-from jkvq.defaults import DEFAULT_CACHES, PLAIN_CACHE
+from jkvq.cache.specs.spec_text import parse_spec, spec_text
+from jkvq.defaults import PLAIN_CACHE
 from jkvq.evaluation.perplexity import log_probabilities, token_losses
 from jkvq.evaluation.subjects import Cached
 from jkvq.llm import LLM, with_cache
@@ -34,8 +36,8 @@ LOG = logging.getLogger("jkvq.server")
 _MOST = 2048  # tokens of a text that are run again
 _SLICE = 32  # of them at once: whoever comes meanwhile waits for no more
 _WAITING = 16  # texts that may wait to be run again; others are left out
-# Caches that might do better; those that need a calibration would need weights of their own
-_OTHERS = ("saw-int4", DEFAULT_CACHES[1], "int8")
+# Caches that might do better
+_OTHERS = ("jkvq-int3", "jkvq-int4", "saw-int4", "saw-int4,sink=64,recent=64", "int8")
 _RECENT = 8  # texts whose mean is compared with the limit
 
 
@@ -65,7 +67,8 @@ class Guarded:
     """What a guard looks at, and with what.
 
     plain: the model that is served, with a cache of 16 bits.
-    others: caches that might do better, by their names, those that take least memory first.
+    others: caches that might do better, by their names, those that take least memory for a whole
+        context first.
     share: of the texts that are run again.
     limit: the KL above which it warns, in nats.
     """
@@ -85,24 +88,49 @@ def require_packed(spec: CacheSpec) -> None:
         )
 
 
-def guarded(model: Model, served: LLM, *, share: float, limit: float) -> Guarded:
-    """A guard of a served model, with the caches that any model may have without a calibration.
+def guarded(
+    model: Model,
+    served: LLM,
+    *,
+    share: float,
+    limit: float,
+    calibration: Calibration | str | Path | None = None,
+) -> Guarded:
+    """A guard of a served model, with the caches that this model may have now.
 
     Args:
-        model: the same without a cache; all of these share its weights.
+        model: the same without a cache.
         served: with the cache that is served.
         share, limit: see `Guarded`.
+        calibration: for those that need one; None takes what is kept for the model, and leaves
+            them out where that is nothing.
     """
     require_packed(served.spec)
+    run_by = served.implementation
     others: dict[str, LLM] = {}
     for name in _OTHERS:
+        known = calibration if methods_for(parse_spec(name)) else None
         with contextlib.suppress(UserError):  # this model cannot have it
-            others[name] = with_cache(model, name, implementation=served.implementation)
-    shape, tokens = CacheShape.of(model.config), min(_MOST, model.config.context)
-    cheapest = sorted(others, key=lambda name: bits_per_element(others[name].spec, shape, tokens))
-    plain = with_cache(model, PLAIN_CACHE, implementation=served.implementation)
+            found = with_cache(model, name, known, implementation=run_by)
+            others[name] = _sharing(found, [served, *others.values()])
+    shape, context = CacheShape.of(model.config), model.config.context
+    cheapest = sorted(others, key=lambda name: bits_per_element(others[name].spec, shape, context))
     chosen = {name: others[name] for name in cheapest if others[name].spec != served.spec}
+    plain = with_cache(model, PLAIN_CACHE, implementation=run_by)
     return Guarded(plain, chosen, share, limit)
+
+
+def _sharing(llm: LLM, others: Iterable[LLM]) -> LLM:
+    """The same with the weights of another that has equal ones, which are then held once.
+
+    Caches that treat values alike, as jkvq-int2 to jkvq-int4 do, fold the same into them.
+    """
+    for other in others:
+        if other.config == llm.config:
+            each = zip(*map(jax.tree.leaves, (llm.params, other.params)), strict=True)
+            if all(own is its or jnp.array_equal(own, its) for own, its in each):
+                return dataclasses.replace(llm, params=other.params)
+    return llm
 
 
 class Guard:

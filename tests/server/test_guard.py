@@ -17,6 +17,7 @@ from jkvq.models.decoder import logits
 from jkvq.server.guard import Guard, Guarded, Text, guarded, require_packed
 from jkvq.server.metrics import GuardMetrics
 from jkvq.support.compile_clock import compiling
+from tests.made_up import random_calibration
 from tests.server.conftest import running
 from tests.tiny import CONFIG, tiny_model
 
@@ -191,6 +192,20 @@ def test_others_are_those_that_the_model_can_have_the_smallest_first(model, int2
     assert (names[0], names[-1]) == ("saw-int4", "int8")
     assert all(llm.params is model.params for llm in (found.plain, *found.others.values()))
     assert "int8" not in guarded(model, with_cache(model, "int8"), share=1, limit=1).others
+
+
+def test_calibrated_caches_are_among_the_others_and_hold_no_weights_twice(model, int2):
+    calibration = random_calibration(CacheShape.of(CONFIG))
+    how = {"share": 1.0, "limit": 1.0, "calibration": calibration}
+    alone = guarded(model, int2, **how).others
+    assert {"jkvq-int3", "jkvq-int4"} < set(alone)
+    assert alone["jkvq-int3"].params is alone["jkvq-int4"].params is not model.params
+    assert alone["saw-int4"].params is model.params
+    few = with_cache(model, "jkvq-int2", calibration)
+    beside = guarded(model, few, **how).others
+    assert beside["jkvq-int3"].params is beside["jkvq-int4"].params is few.params
+    other = with_cache(model, "jkvq-int2", random_calibration(CacheShape.of(CONFIG), centroids=8))
+    assert guarded(model, other, **how).others["jkvq-int3"].params is not other.params
 
 
 @pytest.mark.parametrize("cache", ["bf16", "f32,page=8"])

@@ -100,6 +100,7 @@ def serve(
         implementation=implementation,
         check=check,
     )
+    how = {"share": guard, "limit": guard_limit, "calibration": calibration}
     server = Server(
         llm,
         place,
@@ -109,7 +110,7 @@ def serve(
         max_queue=max_queue,
         drain=drain,
         key=api_key,
-        guarded=guarded(plain, llm, share=guard, limit=guard_limit) if guard else None,
+        guarded=guarded(plain, llm, **how) if guard else None,
     )
     del plain  # its weights, where the cache has others folded in, are only a guard's
     with spinner("Compiling"):
