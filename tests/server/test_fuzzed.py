@@ -1,6 +1,6 @@
 """Whatever a body holds, it gets an answer or an error in OpenAI's form, and the server goes on."""
 
-from scripts.fuzz_server import GOOD, Fuzzer
+from scripts.server.fuzz import GOOD, Fuzzer
 
 
 def test_no_body_is_answered_with_a_failure(served):

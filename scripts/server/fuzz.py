@@ -1,6 +1,6 @@
 """Sends made-up bodies to a running `jkvq serve`, and looks at every answer.
 
-    python -m scripts.fuzz_server --port 8000 --bodies 10000
+    python -m scripts.server.fuzz --port 8000 --bodies 10000
 
 Bodies are made from the server's OpenAPI document by schemathesis: some as it has them, some not.
 Every answer must be one, or an error of OpenAI's form; no failure of the server is; and in the end

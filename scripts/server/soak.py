@@ -1,6 +1,6 @@
 """Asks a server for a bit of everything for minutes, while its pool has half the pages it needs.
 
-    python -m scripts.soak --minutes 20 --requests 5000
+    python -m scripts.server.soak --minutes 20 --requests 5000
 
 Prompts carry a mark, and what each is answered alone, before, is what it must be answered under
 load, whoever else is served, preempted or gone: so no answer is lost or another's. Some clients go
@@ -222,7 +222,7 @@ async def _status(answer: aiohttp.ClientResponse) -> _Status:
 
 async def soak(args: argparse.Namespace) -> bool:
     """Runs everything; returns whether all was right."""
-    command = [sys.executable, "-m", "scripts.soak", "--serve", *sys.argv[1:]]
+    command = [sys.executable, "-m", "scripts.server.soak", "--serve", *sys.argv[1:]]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     sizes: list[float] = []
