@@ -23,6 +23,9 @@ from jkvq.support.errors import UserError
 from jkvq.version import VERSION
 
 _LAST_WORDS = 5  # seconds for answers to be sent, once all texts have ended
+# Seconds that a connection may be idle: longer than clients and proxies keep theirs, or one that
+# the server closes is used once more by whoever does not know yet, and that request is lost.
+_IDLE = 75
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -85,6 +88,7 @@ class Server:
             access_log=False,
             ws="none",
             server_header=False,
+            timeout_keep_alive=_IDLE,
             timeout_graceful_shutdown=_LAST_WORDS,
         )
         self._uvicorn, self._place, self._drain = uvicorn.Server(config), place, drain

@@ -18,6 +18,17 @@ LONG = {"prompt": "Hello", "max_tokens": 900, "temperature": 0}  # takes seconds
 SHORT = {"prompt": "Hello", "max_tokens": 2}
 
 
+def test_a_connection_lives_on_while_its_client_would_use_it_again(served):
+    connection = HTTPConnection(served.address.removeprefix("http://"))
+    connection.request("GET", "/health")
+    assert connection.getresponse().read()
+    used = connection.sock
+    time.sleep(6)  # httpx keeps one for 5 seconds, aiohttp for 15
+    connection.request("GET", "/health")
+    assert connection.getresponse().status == 200 and connection.sock is used
+    connection.close()
+
+
 @pytest.mark.parametrize("key", [None, "wrong", "secre", "secret2"])
 def test_without_the_key_nothing_is_reachable_but_health(locked, key):
     headers = {} if key is None else {"Authorization": f"Bearer {key}"}
