@@ -113,7 +113,9 @@ def check_texts(count: int = 32, new: int = 40) -> None:
             own = prompts[first : first + 4]
             texts(warm, own)
             hit += texts(warm, own)
-        pages = sum(pages_for(len(p) + 8, llm.spec) for p in prompts[:8]) + 8
+        windows = llm.spec.sink + llm.spec.recent  # of 16 bits, which take none of these pages
+        packed = [max(0, len(prompt) + 8 - windows) for prompt in prompts[:8]]
+        pages = sum(pages_for(tokens, llm.spec) for tokens in packed) + 8
         short = Engine(llm, slots=16, prefill_rows=1, pages=pages, prefix_cache=False)
         preempted = texts(short)
         same = [
