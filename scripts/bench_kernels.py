@@ -21,6 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jkvq.attention.step_plan import first_seen
 from jkvq.bench.shapes import made_up
 from jkvq.bench.steps import stream_bandwidth
 from jkvq.cache.basis import make_basis
@@ -139,12 +140,9 @@ class Sequences:
 
     def __init__(self, spec: CacheSpec, of: Workload, lengths=None):
         self.spec, self.window, self.channels = spec, of.window, of.channels
-        B, shape, turns = (
-            of.sequences,
-            CacheShape(1, of.kv_heads, of.channels),
-            frequency(of.channels),
-        )
-        self.basis = make_basis(spec, shape, made_up(shape, spec.key.bits), turns)
+        B, shape = of.sequences, CacheShape(1, of.kv_heads, of.channels)
+        calibration = made_up(shape, spec.key.bits)
+        self.basis = make_basis(spec, shape, calibration, frequency(of.channels))
         self.codecs = self.basis.key.codec(0), self.basis.value.codec(0)
         self.lengths = np.full(B, of.tokens) if lengths is None else lengths
         count = -(-self.lengths // spec.page)
@@ -168,12 +166,11 @@ class Sequences:
     @property
     def seen(self) -> tuple[np.ndarray, np.ndarray]:
         """The first token seen of the packed ones of each sequence, and of those in 16 bits."""
-        spec, oldest = self.spec, np.zeros_like(self.lengths)
+        spec, oldest = self.spec, jnp.zeros_like(self.lengths)
         if self.window is not None:
-            oldest = np.maximum(self.lengths - self.window, 0)
-        packed = self.lengths - spec.sink - spec.recent
-        exact = np.where(oldest < spec.sink, oldest, np.maximum(spec.sink, oldest - packed))
-        return np.maximum(oldest - spec.sink, 0), exact
+            oldest = jnp.maximum(self.lengths - self.window, 0)
+        packed, exact = first_seen(spec, oldest, self.lengths - spec.sink - spec.recent)
+        return np.asarray(packed), np.asarray(exact)
 
     @property
     def nbytes(self) -> int:

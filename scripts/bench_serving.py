@@ -32,12 +32,15 @@ from jkvq.bench.serving.measure import Measured, send_all, summary
 from jkvq.bench.serving.traffic import Load, Prompts, Scenario
 from jkvq.bench.shapes import SHAPES, random_model, with_any_cache
 from jkvq.cache.specs.spec_text import parse_spec
+from jkvq.cli.engine.bench import counts
 from jkvq.engine.engine import Engine
 from jkvq.engine.options import Options
 from jkvq.engine.writer import Handle
 from jkvq.server.server import Server, bind
 from jkvq.support.compile_clock import compile_seconds
+from jkvq.support.errors import UserError
 from jkvq.version import VERSION
+from scripts.bench_engine import Words
 
 LETTERS = 4  # of a token of a prompt
 FEWEST = 5  # requests of a load
@@ -49,10 +52,10 @@ TINY = dataclasses.replace(
 )
 
 
-class Words:
+class Letters(Words):
     """A tokenizer of a sort: so many letters are a token, and every token is a word."""
 
-    stop_tokens, can_chat = frozenset(), False
+    can_chat = False
 
     def __init__(self, vocab: int):
         self._vocab = vocab
@@ -60,9 +63,6 @@ class Words:
     def encode(self, text: str) -> list[int]:
         parts = (text[at : at + LETTERS] for at in range(0, len(text), LETTERS))
         return [zlib.crc32(part.encode()) % self._vocab for part in parts]
-
-    def decode(self, tokens: list[int]) -> str:
-        return "".join(f" {token}" for token in tokens)
 
 
 def through_engine(engine: Engine, load: Load, texts: list[str]) -> list[Timed]:
@@ -183,14 +183,17 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true", help="a shape to try this on a CPU")
     parser.add_argument("--out", type=Path, help="write JSON too")
     args = parser.parse_args()
-    levels = [int(level) for level in args.concurrency.split(",")]
+    try:
+        levels = counts("concurrency", args.concurrency, 4096)
+    except UserError as error:
+        parser.error(str(error))
     scenario, start = Scenario(args.prompt, args.new), time.perf_counter()
 
     def load(level: int, requests: int) -> Load:
         return Load(scenario, "closed", level, 0.0, requests)
 
     config = TINY if args.tiny else SHAPES["qwen3-8b"]
-    words: Any = Words(config.vocab)
+    words: Any = Letters(config.vocab)
     model = dataclasses.replace(random_model(config), tokenizer=words)
     llm = with_any_cache(model, parse_spec(args.cache))
     place = bind("127.0.0.1", 0)

@@ -287,7 +287,10 @@ def main() -> None:
     """Runs the parts that are asked for."""
     parser = argparse.ArgumentParser(description="Shows what the engine promises.")
     parser.add_argument("parts", nargs="*", help=f"of {', '.join(PARTS)}; all by default")
-    for part in parser.parse_args().parts or PARTS:
+    parts = parser.parse_args().parts or list(PARTS)
+    if unknown := set(parts) - set(PARTS):
+        parser.error(f"{', '.join(unknown)}: there are {', '.join(PARTS)}")
+    for part in parts:
         print(f"-- {part} ({jax.default_backend()})", flush=True)
         PARTS[part]()
 

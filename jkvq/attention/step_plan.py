@@ -293,6 +293,14 @@ def _plan_exact(spec: CacheSpec, key: SideBasis, chunk: Chunk, decodes: bool) ->
     )
 
 
+def first_seen(
+    spec: CacheSpec, oldest: Int[Array, " B"], packed: Int[Array, " B"]
+) -> tuple[Int[Array, " B"], Int[Array, " B"]]:
+    """The first token seen of the packed ones of each sequence, and of those in 16 bits."""
+    exact = jnp.where(oldest < spec.sink, oldest, jnp.maximum(spec.sink, oldest - packed))
+    return jnp.maximum(oldest - spec.sink, 0), exact
+
+
 def _plan_reads(
     spec: CacheSpec,
     kernels: Kernels,
@@ -309,9 +317,7 @@ def _plan_reads(
     )
     count, first, first_exact = boundary[:, 0], None, None
     if oldest is not None:
-        seen = jnp.maximum(oldest[:, 0], 0)
-        first = jnp.maximum(seen - spec.sink, 0)
-        first_exact = jnp.where(seen < spec.sink, seen, jnp.maximum(spec.sink, seen - count))
+        first, first_exact = first_seen(spec, jnp.maximum(oldest[:, 0], 0), count)
     packed = plan(count, table, codecs, first=first)
     if exact is None:
         return DecodeReads(packed, None, None)
