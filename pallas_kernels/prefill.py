@@ -32,6 +32,7 @@ def self_attention(
     fused: Fused,
 ) -> tuple[Float[Array, "B T N H"], Float[Array, "B T N"]]:
     """(out, lse) in float32 of a chunk over itself: each token sees itself and those before it."""
+    q, k, v = (x.astype(_narrow(fused)) for x in (q, k, v))
     return _fused(q, k, v, scale=scale, fused=fused, causal=True)
 
 
@@ -118,7 +119,7 @@ def _put_behind(
 
 
 def _narrow(fused: Fused):
-    """What decoded tokens and turned queries are rounded to: finer than bfloat16."""
+    """What attention takes is rounded to this: finer than bfloat16, and queries are one array."""
     return jnp.float16 if fused == "cudnn" else jnp.float32
 
 
@@ -133,7 +134,7 @@ def _fused(q, k, v, *, scale: float, fused: Fused, causal=False, lengths=None):
         return fused_attention(q, k, v, scale=scale, causal=causal, lengths=lengths)
     with jax.default_matmul_precision("highest"):  # no TF32
         return jax.nn.dot_product_attention(
-            *(x.astype(jnp.float32) for x in (q, k, v)),
+            *(q, k, v),
             scale=scale,
             is_causal=causal,
             key_value_seq_lengths=lengths,

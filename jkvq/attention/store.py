@@ -47,10 +47,8 @@ def write_exact(view: LayerView, k: Keys, v: Values, to: Targets) -> ExactPages:
     """The 16-bit pages with tokens in them."""
     pages = view.storage.exact
     assert pages is not None
-    return ExactPages(
-        write_tokens(pages.key, view.index, to.page, to.slot, k),
-        write_tokens(pages.value, view.index, to.page, to.slot, v),
-    )
+    where = view.index, to.page, to.slot, to.real
+    return ExactPages(write_tokens(pages.key, *where, k), write_tokens(pages.value, *where, v))
 
 
 def store_chunk(
@@ -77,8 +75,8 @@ def store_chunk(
         for pages, held, x in ((exact.key, old[0], k), (exact.value, old[1], v))
     )
     to = jax.tree.map(lambda *x: jnp.concatenate(x, axis=1), plan.pack.to, to)
-    # What goes to the padding page anyway is taken from what was read: pages are then written after
-    # they are read, and XLA updates them in place.
+    # What is not written anyway is taken from what was read: pages are then written after they are
+    # read, and XLA updates them in place.
     stays = plan.exact.new.real[..., None, None]
     k, v = (
         jnp.where(stays, x.astype(held.dtype), held[:, :1])

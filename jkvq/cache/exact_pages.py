@@ -39,11 +39,14 @@ def write_tokens(
     layer: LayerIndex,
     page: Int[Array, "B T"],
     slot: Int[Array, "B T"],
+    real: Bool[Array, "B T"],
     tokens: Float[Array, "B T K H"],
 ) -> Pages:
-    """The pages with these tokens."""
+    """The pages with those of these tokens that are real."""
     words = to_words(tokens, _floats(pages))
-    return pages.at[layer, page, :, slot].set(words, mode="promise_in_bounds")
+    # Were all others written to one place, a GPU would wait for each of them.
+    page = jnp.where(real, page, pages.shape[1])
+    return pages.at[layer, page, :, slot].set(words, mode="drop")
 
 
 def rounded(pages: Pages, tokens: Float[Array, "B T K H"]) -> Float[Array, "B T K H"]:

@@ -1,7 +1,7 @@
 """The sum of hidden states and what a block adds to them, and its norm, in one launch.
 
-For the few tokens of a decode step: compiled from plain JAX it takes three, and a launch is most of
-their time. A program takes one token.
+Compiled from plain JAX it takes two or three: a launch is most of the time of a decode step's few
+tokens, and a prompt's are read again by each. A program takes one token.
 """
 
 import functools
@@ -11,6 +11,8 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 from jaxtyping import Array, Float
+
+from jkvq.pallas_kernels.norm import rms_norm
 
 
 def add_norm(
@@ -23,6 +25,11 @@ def add_norm(
     interpret: bool = False,
 ) -> tuple[Float[Array, "*rows D"], Float[Array, "*rows D"]]:
     """x + more, and its norm (norm.py)."""
+    return _launch(x, more, weight, eps, of_one, interpret)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(3, 4, 5))
+def _launch(x, more, weight, eps: float, of_one: bool, interpret: bool):
     width = x.shape[-1]
     rows = x.reshape(-1, width), more.reshape(-1, width)
     total, normed = pl.pallas_call(
@@ -36,6 +43,16 @@ def add_norm(
         name="add_norm",
     )(*rows, weight)
     return total.reshape(x.shape), normed.reshape(x.shape)
+
+
+@_launch.defjvp
+def _derivative(eps: float, of_one: bool, interpret: bool, at, along):
+    """That of plain JAX: a kernel has none."""
+
+    def plain(x, more, weight):
+        return x + more, rms_norm(x + more, weight, eps, of_one=of_one)
+
+    return _launch(*at, eps, of_one, interpret), jax.jvp(plain, at, along)[1]
 
 
 def _kernel(x_ref, more_ref, weight_ref, total_ref, normed_ref, *, eps: float, of_one: bool):

@@ -1,5 +1,6 @@
 """The sum of hidden states and its norm in one launch, against float64."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -23,3 +24,25 @@ def test_a_sum_and_its_norm(width, of_one, dtype, interpret):
     np.testing.assert_allclose(
         np.asarray(normed, np.float64), expected, rtol=1e-6 if dtype == jnp.float32 else 2**-7
     )
+
+
+@pytest.mark.parametrize("of_one", [False, True])
+def test_it_has_a_derivative(of_one):
+    rng = np.random.default_rng(0)
+    at = *(rng.normal(size=(2, 3, 24)) for _ in range(2)), rng.uniform(0.5, 2, 24)
+    along = [rng.normal(size=x.shape) for x in at]
+
+    def plain(x, more, weight):
+        total = x + more
+        root = np.sqrt((total**2).mean(-1, keepdims=True) + 1e-5)
+        return total, total / root * (weight + of_one)
+
+    step = 1e-6
+    ends = [
+        plain(*(x + sign * step * d for x, d in zip(at, along, strict=True))) for sign in (1, -1)
+    ]
+    expected = [(after - before) / (2 * step) for after, before in zip(*ends, strict=True)]
+    narrow = [tuple(jnp.asarray(x, jnp.float32) for x in of) for of in (at, along)]
+    _, found = jax.jvp(lambda *x: add_norm(*x, 1e-5, of_one=of_one, interpret=True), *narrow)
+    for got, want in zip(found, expected, strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
