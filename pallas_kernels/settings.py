@@ -33,8 +33,8 @@ _DEFAULTS = {
         "packed": [8, 1, 2],
         "stream": [8, 1, 2],
     },
-    # tokens, blocks, warps: of thousands of tokens, and of a few
-    "write": {"many": [64, 4, 4], "few": [16, 1, 4]},
+    # tokens, warps: of thousands of tokens, and of a few
+    "write": {"many": [32, 4], "few": [16, 4]},
 }
 _FEW = 1024  # tokens
 

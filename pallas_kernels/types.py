@@ -47,13 +47,11 @@ class DecodeSettings:
 class WriteSettings:
     """How a write kernel runs.
 
-    tokens: that a program codes at once.
-    blocks: of so many tokens that it does with one load of the rotation.
+    tokens: of a program.
     warps: of a program.
     """
 
     tokens: int
-    blocks: int
     warps: int
 
 

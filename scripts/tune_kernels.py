@@ -25,10 +25,10 @@ DECODE = {
     "stream": (("blockgtq-k3v3",), list(itertools.product((6, 8), (1, 2), (1, 2, 3)))),
 }
 WORKLOADS = ("W1", "W2")
-# tokens, blocks, warps
+# tokens, warps
 WRITE = {
-    8192: list(itertools.product((32, 64, 128), (1, 2, 4, 8), (4, 8))),
-    32: list(itertools.product((16, 32), (1,), (1, 2, 4, 8))),
+    8192: list(itertools.product((16, 32, 64, 128), (2, 4, 8))),
+    32: list(itertools.product((16, 32), (1, 2, 4, 8))),
 }
 WRITTEN = ("int4", "saw-int4", "oscar-int2", "jkvq-int2")
 

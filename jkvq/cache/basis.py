@@ -145,8 +145,8 @@ class SideBasis:
     def rotate_queries(
         self, q: Float[Array, "B T N H"], layer: LayerIndex, factors=jnp.float32
     ) -> Float[Array, "B T N H"]:
-        """q R^-T, each query head by its KV head's R; float32 unless it is q itself."""
-        return _rotated(q, self.dual(layer), factors)
+        """q R^-T, each query head by its KV head's R; of such factors, and as such, or q itself."""
+        return _rotated(q, self.dual(layer), factors, factors)
 
     def rotation(self, layer: LayerIndex) -> Float[Array, "k H H"] | None:
         """R of a layer, for k equal shares of its heads."""
@@ -243,19 +243,25 @@ def _of_layer(every: Float[Array, "l k H H"], layer: LayerIndex) -> Float[Array,
 
 
 def _rotated(
-    x: Float[Array, "B T N H"], R: Float[Array, "k H H"] | None, factors=jnp.float32
+    x: Float[Array, "B T N H"],
+    R: Float[Array, "k H H"] | None,
+    factors=jnp.float32,
+    result=jnp.float32,
 ) -> Float[Array, "B T N H"]:
-    """x R, each of k equal shares of the heads with its own R; of such factors, in float32."""
+    """x R, each of k equal shares of the heads with its own R; of such factors, summed in float32.
+
+    A product for every head takes and leaves heads where they are; one for a share would not.
+    """
     if R is None:
         return x
-    B, T, N, H = x.shape
-    grouped = x.astype(factors).reshape(B, T, len(R), N // len(R), H)
+    N, H = x.shape[2:]
+    each = R if len(R) == 1 else jnp.repeat(R, N // len(R), axis=0)
     rotated = jnp.einsum(
-        "btkgh,khi->btkgi",
-        grouped,
-        R.astype(factors),
+        "rnh,nhi->rni",
+        x.astype(factors).reshape(-1, len(each), H),
+        each.astype(factors),
         precision="highest",
-        preferred_element_type=jnp.float32,
+        preferred_element_type=result,
     )
     return rotated.reshape(x.shape)
 

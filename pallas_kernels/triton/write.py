@@ -92,7 +92,7 @@ def write(
             settings=settings,
             interpret=interpret,
         ),
-        grid=(pl.cdiv(tokens, settings.tokens * settings.blocks), K, 2 + group),
+        grid=(pl.cdiv(tokens, settings.tokens), K, 2 + group),
         in_specs=[pl.no_block_spec] * len(flat)
         + [jax.tree.map(lambda _: pl.no_block_spec, x) for x in (shared, operands)],
         out_specs=[pl.no_block_spec] * len(shapes),
@@ -198,24 +198,16 @@ def _kernel(*refs, tree, codecs, heads, settings: WriteSettings, interpret: bool
     pages = jax.tree.unflatten(tree, outputs[:count])
     block, head, mine = (pl.program_id(axis) for axis in range(3))
 
-    def each_block(work):
-        """Calls ``work`` with the tokens of each block."""
-
-        def one(i, done):
-            first = (block * settings.blocks + i) * settings.tokens
-            token = first + jnp.arange(settings.tokens, dtype=jnp.int32)
-            # What reaches past the end does the last token again.
-            work(jnp.minimum(token, shared["page"].shape[0] - 1))
-            return done
-
-        lax.fori_loop(0, settings.blocks, one, 0)
+    # What reaches past the end does the last token again.
+    token = block * settings.tokens + jnp.arange(settings.tokens, dtype=jnp.int32)
+    token = jnp.minimum(token, shared["page"].shape[0] - 1)
 
     for side in range(2):
         # A program does one side: twice as many work at once.
         @pl.when(mine == side)
         def _(side=side):
             own = operands[side], heads[side], codecs[side]
-            each_block(_side_writer(pages[side], shared, *own, head, interpret=interpret))
+            _write_side(pages[side], shared, *own, head, token, interpret=interpret)
 
     if "queries" in shared:
 
@@ -223,28 +215,24 @@ def _kernel(*refs, tree, codecs, heads, settings: WriteSettings, interpret: bool
         def _():
             group = pl.num_programs(2) - 2
             number = head * group + mine - 2  # of the query head
-            each_block(_query_maker(shared["queries"], heads[2], outputs[count:], head, number))
+            _make_queries(shared["queries"], heads[2], outputs[count:], head, number, token)
 
 
-def _query_maker(operands: dict, numbers: _HeadNumbers, outputs, head, number):
-    """Makes one query head of the tokens of a block; ``head`` is its KV head."""
+def _make_queries(operands: dict, numbers: _HeadNumbers, outputs, head, number, token):
+    """Makes one query head of some tokens; ``head`` is its KV head."""
     of, half = operands["of"][0], operands["x"].shape[-1] // 2
     channel = jnp.arange(2 * half, dtype=jnp.int32)[None]
-
-    def make(token):
-        q, other = _finished(operands, numbers, number, token, channel)
-        at, rotated = (token[:, None], number, channel), q
-        if "dual" in operands:
-            R = _matrix(operands["dual"], of, head)
-            rotated = dot(q.astype(jnp.float16), R, (1, 0))
-        outputs[0][at] = rotated.astype(outputs[0].dtype)
-        if "mean" in operands:
-            channels = channel, _partner(channel, half)
-            mean, partner = (operands["mean"][of, head, c] for c in channels)
-            along, across = q * mean + other * partner, q * partner - other * mean
-            outputs[1][at] = jnp.where(channel < half, along, across)
-
-    return make
+    q, other = _finished(operands, numbers, number, token, channel)
+    at, rotated = (token[:, None], number, channel), q
+    if "dual" in operands:
+        R = _matrix(operands["dual"], of, head)
+        rotated = dot(q.astype(jnp.float16), R, (1, 0))
+    outputs[0][at] = rotated.astype(outputs[0].dtype)
+    if "mean" in operands:
+        channels = channel, _partner(channel, half)
+        mean, partner = (operands["mean"][of, head, c] for c in channels)
+        along, across = q * mean + other * partner, q * partner - other * mean
+        outputs[1][at] = jnp.where(channel < half, along, across)
 
 
 def _partner(channel, half: int):
@@ -278,46 +266,45 @@ def _finished(operands: dict, numbers: _HeadNumbers, head, token, channel):
     return both
 
 
-def _side_writer(
+def _write_side(
     pages: dict,
     shared: dict,
     operands: dict,
     numbers: _HeadNumbers | None,
     codec: Codec,
     head,
+    token,
     *,
     interpret: bool,
 ):
-    """Writes the tokens of a block to one side."""
+    """Writes some tokens to one side, if one of them is real."""
     found = _columns(codec, _source(operands).shape[-1])
-    load = _loader(operands, numbers, head, None if found is None else found.channel)
     layer, levels = shared["layer"][0], affine.nearest_levels if interpret else nearest_levels
 
-    def write_block(token):
-        x, slot = load(layer, token), (shared["page"][token], shared["slot"][token])
+    def write_all():
+        x = _load(operands, numbers, layer, head, token, None if found is None else found.channel)
+        slot = shared["page"][token], shared["slot"][token]
         if isinstance(codec, FloatCodec):
             _store(pages["codes"], layer, head, slot, 0, _words(x, codec.floats))
             return
         assert isinstance(codec, AffineCodec | DigitCodec)
         if isinstance(codec, AffineCodec):
-            codes, *numbers = _encode(x, codec, operands, levels)
+            codes, *params = _encode(x, codec, operands, levels)
         else:
             assert found is not None
-            codes, *numbers = encode_digits(x, codec.digits, codec.bits, levels)
+            codes, *params = encode_digits(x, codec.digits, codec.bits, levels)
             codes = to_integers(codes) >> (codec.bits * found.digit)[None]
         first = 0
         for words in pack_parts(codes, codec.bits):
             _store(pages["codes"], layer, head, slot, first, words)
             first += words.shape[1]
-        for side, number in enumerate(numbers):
+        for side, number in enumerate(params):
             _store_numbers(pages["params"], layer, head, slot, side, _words(number, jnp.bfloat16))
 
-    def write_real(token):
-        @pl.when(shared["real"][token].max() > 0)
-        def _():
-            write_block(token)
-
-    return write_real if "real" in shared else write_block
+    if "real" in shared:
+        pl.when(shared["real"][token].max() > 0)(write_all)
+    else:
+        write_all()
 
 
 def _encode(x, codec: AffineCodec, operands: dict, levels):
@@ -337,46 +324,36 @@ def _source(operands: dict):
     return operands["pages" if "pages" in operands else "x"]
 
 
-def _loader(operands: dict, numbers: _HeadNumbers | None, head, column=None):
-    """Loads tokens of a block, transformed, in float32, [tokens, H], or these columns of them."""
-    in_pages, source = "pages" in operands, _source(operands)
+def _load(operands: dict, numbers: _HeadNumbers | None, layer, head, token, column=None):
+    """Tokens, transformed, in float32, [tokens, H], or these columns of them."""
+    source, of, R = _source(operands), operands["of"][0], None
     H = source.shape[-1]
-    of, R = operands["of"][0], None
     if "rotation" in operands:
         R = _matrix(operands["rotation"], of, head)  # its columns are those asked for
     channel = jnp.arange(H, dtype=jnp.int32) if R is not None or column is None else column
     channel, unfinished = channel[None], "norm" in operands or "rotary" in operands
     assert not unfinished or channel.shape[1] == H  # digits of keys come with a rotation
-    centre = _centre(operands, of, head, channel) if "mean" in operands else None
-
-    def load(layer, token):
-        if in_pages:
-            at = operands["page"][token][:, None], head, operands["slot"][token][:, None]
-            x = lax.bitcast_convert_type(source[(layer, *at, channel)], jnp.float16)
-        else:
-            assert numbers is not None
-            x, _ = _finished(operands, numbers, head, token, channel)
-        x = x.astype(jnp.float32)
-        if centre is not None:
-            x = x - centre(token)
-        return x if R is None else dot(x.astype(jnp.float16), R, (1, 0))
-
-    return load
+    if "pages" in operands:
+        at = operands["page"][token][:, None], head, operands["slot"][token][:, None]
+        x = lax.bitcast_convert_type(source[(layer, *at, channel)], jnp.float16)
+    else:
+        assert numbers is not None
+        x, _ = _finished(operands, numbers, head, token, channel)
+    x = x.astype(jnp.float32)
+    if "mean" in operands:
+        x = x - _mean(operands, of, head, token, channel)
+    return x if R is None else dot(x.astype(jnp.float16), R, (1, 0))
 
 
-def _centre(operands: dict, layer, head, channel):
+def _mean(operands: dict, layer, head, token, channel):
     """The mean of tokens, [tokens or 1, H], where it stands."""
     ref, half = operands["mean"], operands["mean"].shape[-1] // 2
     mean = ref[layer, head, channel]
     if "angles" not in operands:
-        return lambda token: mean
+        return mean
     other = ref[layer, head, _partner(channel, half)]
-
-    def centre(token):
-        cos, sin = (x[token[:, None], channel] for x in operands["angles"])
-        return mean * cos.astype(jnp.float32) + other * sin.astype(jnp.float32)
-
-    return centre
+    cos, sin = (x[token[:, None], channel] for x in operands["angles"])
+    return mean * cos.astype(jnp.float32) + other * sin.astype(jnp.float32)
 
 
 def _store(ref, layer, head, slot: tuple, first: int, words):

@@ -136,7 +136,7 @@ def check(cache: str, head_dim: int, interpret: bool, shape=(3, 11)):
             LAYER,
             tokens.page,
             tokens.slot,
-            settings=WriteSettings(16, 2, 2),
+            settings=WriteSettings(16, 2),
             interpret=interpret,
         )[:2]
     )
@@ -162,7 +162,7 @@ def test_queries_are_rotated_in_the_same_launch(cache):
         tokens.page,
         tokens.slot,
         queries=NewHeads.of(q),
-        settings=WriteSettings(16, 2, 2),
+        settings=WriteSettings(16, 2),
         interpret=True,
     )
     assert queries is not None and queries.means is not None
@@ -212,7 +212,7 @@ def test_heads_are_normed_and_turned_in_the_same_launch(normed, of_one, interpre
         dataclasses.replace(sides[1], tokens=NewHeads(joined, 8, 2)),
         *(LAYER, tokens.page, tokens.slot),
         queries=q,
-        settings=WriteSettings(16, 1, 2),
+        settings=WriteSettings(16, 2),
         interpret=interpret,
     )
     assert queries is not None and queries.means is None and queries.rotated.dtype == dtype
@@ -241,7 +241,7 @@ def test_tokens_move_from_pages_of_floats(cache):
         floats = scatter(floats, FloatCodec(jnp.float16).encode(x), LAYER, *at)
         sides.append(WriteSide(side.pages, InPages(floats.codes, *at), side.codec))
     how = LAYER, tokens.page, tokens.slot
-    found = write(sides[0], sides[1], *how, settings=WriteSettings(16, 2, 2), interpret=True)[:2]
+    found = write(sides[0], sides[1], *how, settings=WriteSettings(16, 2), interpret=True)[:2]
     tokens.assert_stored(found, tokens.expected())
 
 
@@ -250,7 +250,7 @@ def test_blocks_without_a_real_token_are_left_out():
     real = jnp.arange(48)[None] // 16 == 1  # the second of three blocks
     how = LAYER, tokens.page, tokens.slot
     key, _, _ = write(
-        *tokens.sides(), *how, real=real, settings=WriteSettings(16, 2, 2), interpret=True
+        *tokens.sides(), *how, real=real, settings=WriteSettings(16, 2), interpret=True
     )
     touched = np.asarray(key.codes[LAYER, tokens.page, :, tokens.slot] != 7).any((-1, -2))
     np.testing.assert_array_equal(touched, real)
@@ -259,7 +259,7 @@ def test_blocks_without_a_real_token_are_left_out():
 def test_a_codec_the_kernel_cannot_write_is_refused():
     tokens = Tokens("tq-k3v3", 64)
     with pytest.raises(ValueError, match="write takes affine and 16-bit float codecs, not Lloyd"):
-        write(*tokens.sides(), LAYER, tokens.page, tokens.slot, settings=WriteSettings(16, 2, 2))
+        write(*tokens.sides(), LAYER, tokens.page, tokens.slot, settings=WriteSettings(16, 2))
 
 
 def _kernel_of(preset) -> tuple:
