@@ -5,7 +5,7 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from jkvq.pallas_kernels.norm import rms_norm
-from jkvq.pallas_kernels.settings import has_gpu
+from jkvq.pallas_kernels.settings import has_gpu, is_hopper
 
 
 def weight_of(*shape: int) -> nnx.Param:
@@ -18,6 +18,17 @@ def precision_of(x: Array) -> str | None:
     return "highest" if x.dtype == jnp.float32 else None
 
 
+def product(x: Float[Array, "*rows I"], weight: Float[Array, "O I"]) -> Float[Array, "*rows O"]:
+    """x W^T; of a few rows on Hopper by a kernel."""
+    if is_hopper():
+        # Loads a kernel, which nobody needs who has no such GPU.
+        from jkvq.pallas_kernels.mosaic.thin_product import serves, thin_product  # noqa: PLC0415
+
+        if serves(x, weight):
+            return thin_product(x, weight)
+    return jnp.einsum("...i,oi->...o", x, weight, precision=precision_of(x))
+
+
 class Linear(nnx.Module):
     """y = x W^T + b."""
 
@@ -26,7 +37,7 @@ class Linear(nnx.Module):
         self.bias = weight_of(outputs) if bias else None
 
     def __call__(self, x: Float[Array, "*rows I"]) -> Float[Array, "*rows O"]:
-        y = jnp.einsum("...i,oi->...o", x, self.weight[...], precision=precision_of(x))
+        y = product(x, self.weight[...])
         return y if self.bias is None else y + jnp.expand_dims(self.bias[...], range(y.ndim - 1))
 
 

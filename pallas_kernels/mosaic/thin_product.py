@@ -1,0 +1,105 @@
+"""x W^T of a few rows by a large matrix, on Hopper: as fast as the matrix can be read.
+
+A decode step multiplies one row of each sequence by every weight, and little but the reading of the
+weights takes time. Each block has some rows of W, and where there would be too few blocks, a part
+of their length: 128 blocks, of which all run at once. It reads them in steps, several ahead, and a
+step's part of x with them, which lies in the second-level cache. Rows of W in a block are many, for
+all of them share what is read of x. Parts of a length are summed afterwards, in a fixed order.
+"""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+from jaxtyping import Array, BFloat16
+
+_BLOCKS = 128  # of the 132 multiprocessors of an H100 or H200
+_FEWEST, _MOST = 96, 192  # rows of W in a block
+_ROWS = 64  # of x, as a tensor core takes them
+_SWIZZLE = 128  # bytes
+_SHARED = 200 * 1024  # bytes of a block
+_PARTS = (1, 2, 4, 8)  # of the length of W
+
+
+class Cut(NamedTuple):
+    """How a matrix is cut into blocks.
+
+    rows: of W that a block has.
+    parts: of their length, one for a block.
+    step: columns that are read at once; stages: steps that are read ahead.
+    """
+
+    rows: int
+    parts: int
+    step: int
+    stages: int
+
+
+@functools.lru_cache
+def cut_of(outputs: int, inputs: int) -> Cut | None:
+    """How W [outputs, inputs] is cut; None where it cannot be cut evenly."""
+    for parts in _PARTS:
+        rows, rest = divmod(outputs * parts, _BLOCKS)
+        if rest or rows % 8 or not _FEWEST <= rows <= _MOST:
+            continue
+        for step in (128, 64):
+            if inputs % (parts * step) == 0:
+                return Cut(rows, parts, step, _SHARED // (2 * step * (_ROWS + rows)))
+    return None
+
+
+def serves(x: Array, weight: Array) -> bool:
+    """Whether ``thin_product`` takes these and is faster than XLA's own products."""
+    both, rows = x.dtype == weight.dtype == jnp.bfloat16, x.size // x.shape[-1]
+    return both and rows in range(16, _ROWS + 1, 8) and cut_of(*weight.shape) is not None
+
+
+def thin_product(
+    x: BFloat16[Array, "*rows I"], weight: BFloat16[Array, "O I"]
+) -> BFloat16[Array, "*rows O"]:
+    """x W^T, summed in float32."""
+    cut = cut_of(*weight.shape)
+    assert cut is not None
+    rows, inputs = x.reshape(-1, x.shape[-1]), x.shape[-1]
+    steps = inputs // cut.parts // cut.step
+    transforms = plgpu.TilingTransform((8, _SWIZZLE // 2)), plgpu.SwizzleTransform(_SWIZZLE)
+
+    def block(x_ref, weight_ref, out_ref):
+        own, part = jax.lax.axis_index("rows"), jax.lax.axis_index("part")
+        spec = functools.partial(plgpu.BlockSpec, transforms=transforms, delay_release=1)
+
+        def summed(total):
+            plgpu.emit_pipeline(
+                lambda _, x, weight: plgpu.wgmma(total, x, weight.T),
+                grid=(steps,),
+                in_specs=[
+                    spec((_ROWS, cut.step), lambda step: (0, part * steps + step)),
+                    spec((cut.rows, cut.step), lambda step: (own, part * steps + step)),
+                ],
+                max_concurrent_steps=cut.stages,
+            )(x_ref, weight_ref)
+            return total[...]
+
+        total = pl.run_scoped(summed, plgpu.ACC((_ROWS, cut.rows)))
+
+        @functools.partial(pl.run_scoped, to=plgpu.SMEM((_ROWS, cut.rows), out_ref.dtype))
+        def _(to):
+            to[...] = total.astype(to.dtype)
+            plgpu.commit_smem()
+            there = out_ref.at[part, :, pl.ds(own * cut.rows, cut.rows)]
+            plgpu.copy_smem_to_gmem(to.at[pl.ds(0, len(rows))], there)
+            plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+
+    whole = x.dtype if cut.parts == 1 else jnp.float32
+    found = plgpu.kernel(
+        block,
+        out_type=jax.ShapeDtypeStruct((cut.parts, len(rows), len(weight)), whole),
+        grid=(len(weight) // cut.rows, cut.parts),
+        grid_names=("rows", "part"),
+        compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Warpgroup),
+    )(rows, weight)
+    out = found[0] if cut.parts == 1 else found.sum(0).astype(x.dtype)
+    return out.reshape(*x.shape[:-1], -1)
