@@ -20,7 +20,7 @@ from jkvq.models.config import ModelConfig
 from jkvq.models.layers.attention import Attend, Attention, Rotary
 from jkvq.models.layers.experts import ExpertMLP
 from jkvq.models.layers.latent_attention import LatentAttention
-from jkvq.models.layers.linear import Linear, RMSNorm, precision_of
+from jkvq.models.layers.linear import Linear, RMSNorm, precision_of, summed
 from jkvq.models.layers.mlp import MLP
 from jkvq.pallas_kernels.rotary import angles
 
@@ -31,16 +31,16 @@ class Hidden(NamedTuple):
     """Hidden states, as a sum: what the last block adds is added where the next one takes it."""
 
     x: Float[Array, "B T D"]
-    more: Float[Array, "B T D"]
+    more: Float[Array, "parts B T D"]
 
     @classmethod
     def of(cls, x: Float[Array, "B T D"]) -> "Hidden":
         """To which nothing is added."""
-        return cls(x, jnp.zeros_like(x))
+        return cls(x, jnp.zeros_like(x)[None])
 
     @property
     def total(self) -> Float[Array, "B T D"]:
-        return self.x + self.more
+        return self.x + summed(self.more, self.x.dtype)
 
 
 class Layer(nnx.Module):
@@ -57,21 +57,22 @@ class Layer(nnx.Module):
         self.mlp = MLP(config) if config.experts is None else ExpertMLP(config)
 
     def __call__(self, hidden: Hidden, rotary: tuple[Rotary, ...], attend: Attend, state):
-        x, normed = _summed(self.attention_norm, hidden)
+        x, normed = _taken(self.attention_norm, hidden)
         mixed, state = self.attention(normed, rotary, attend, state)
-        x, normed = _summed(self.mlp_norm, Hidden(x, _by(self.attention_out_norm, mixed)))
-        return Hidden(x, _by(self.mlp_out_norm, self.mlp(normed))), state
+        x, normed = _taken(self.mlp_norm, _added(x, self.attention_out_norm, mixed))
+        return _added(x, self.mlp_out_norm, self.mlp(normed)), state
 
 
 def _norm(config: ModelConfig) -> RMSNorm:
     return RMSNorm(config.width, config.norm_eps, of_one=config.norm_of_one)
 
 
-def _by(norm: RMSNorm | None, x):
-    return x if norm is None else norm(x)
+def _added(x: Array, norm: RMSNorm | None, parts: Float[Array, "parts B T D"]) -> Hidden:
+    """Hidden states and what a block adds to them, normed if it is."""
+    return Hidden(x, parts if norm is None else norm(summed(parts, x.dtype))[None])
 
 
-def _summed(norm: RMSNorm | None, hidden: Hidden):
+def _taken(norm: RMSNorm | None, hidden: Hidden):
     """Hidden states, and as the next block takes them."""
     if norm is not None:
         return norm.after(*hidden)

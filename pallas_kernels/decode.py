@@ -70,10 +70,13 @@ def decode(
 ) -> list[Partials]:
     """Attention over the tokens of the spans, not merged yet (triton/decode.py).
 
-    ``together``: in one launch, where Mosaic reads them all; None does what is tuned.
+    ``together``: in one launch, where Mosaic reads them all; None does what is tuned, unless the
+    spans are too unlike.
     """
-    together = reads_together() if together is None else together
-    if together and all(span.plan.tiles is not None for span in spans):
+    by_mosaic = all(span.plan.tiles is not None for span in spans)
+    if together is None:
+        together = by_mosaic and reads_together() and mosaic.alike(q, spans)
+    if together and by_mosaic:
         return mosaic.decode(q, spans, layer, scale=scale)
     found = []
     for span in spans:

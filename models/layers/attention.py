@@ -61,7 +61,7 @@ class Attention(nnx.Module):
         k = self._heads(heads, N, K, self.k_norm, (cos, sin))
         sinks = () if self.sinks is None else (self.sinks[...],)
         out, state = attend(q, k, NewHeads(heads, N + K, K), state, *sinks)
-        return self.o(out.reshape(B, T, -1)), state
+        return self.o.parts(out.reshape(B, T, -1)), state
 
     def _heads(self, joined, first: int, count: int, norm: RMSNorm | None, turn: Rotary):
         """Heads to be normed, each by itself, and turned; a norm of all together is taken here."""

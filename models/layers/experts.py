@@ -12,7 +12,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from jkvq.models.config import Experts, ModelConfig
-from jkvq.models.layers.linear import Linear, precision_of, weight_of
+from jkvq.models.layers.linear import Linear, precision_of, summed, weight_of
 from jkvq.models.layers.mlp import MLP, clamped, gated
 
 
@@ -130,15 +130,17 @@ class ExpertMLP(nnx.Module):
         self.shared = MLP(config, shared) if shared else None
         self.shared_gate = Linear(config.width, 1) if experts.shared_gate else None
 
-    def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+    def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "1 B T D"]:
+        """What the block adds, as one part."""
         rows = x.reshape(-1, x.shape[-1])
         mixed = self.experts(rows, *self.router(rows))
         if self.shared is not None:
             mixed = mixed + self._shared(rows)
-        return mixed.reshape(x.shape)
+        return mixed.reshape(1, *x.shape)
 
     def _shared(self, rows: Float[Array, "n D"]) -> Float[Array, "n D"]:
         assert self.shared is not None
+        added = summed(self.shared(rows), rows.dtype)
         if self.shared_gate is None:
-            return self.shared(rows)
-        return jax.nn.sigmoid(self.shared_gate(rows)) * self.shared(rows)
+            return added
+        return jax.nn.sigmoid(self.shared_gate(rows)) * added

@@ -18,15 +18,9 @@ def precision_of(x: Array) -> str | None:
     return "highest" if x.dtype == jnp.float32 else None
 
 
-def product(x: Float[Array, "*rows I"], weight: Float[Array, "O I"]) -> Float[Array, "*rows O"]:
-    """x W^T; of a few rows on Hopper by a kernel."""
-    if is_hopper():
-        # Loads a kernel, which nobody needs who has no such GPU.
-        from jkvq.pallas_kernels.mosaic.thin_product import serves, thin_product  # noqa: PLC0415
-
-        if serves(x, weight):
-            return thin_product(x, weight)
-    return jnp.einsum("...i,oi->...o", x, weight, precision=precision_of(x))
+def summed(parts: Float[Array, "parts *rows D"], dtype) -> Float[Array, "*rows D"]:
+    """The sum of what a product was left in."""
+    return parts[0] if len(parts) == 1 else parts.sum(0).astype(dtype)
 
 
 class Linear(nnx.Module):
@@ -37,8 +31,26 @@ class Linear(nnx.Module):
         self.bias = weight_of(outputs) if bias else None
 
     def __call__(self, x: Float[Array, "*rows I"]) -> Float[Array, "*rows O"]:
-        y = product(x, self.weight[...])
+        y = summed(self._parts(x), x.dtype)
         return y if self.bias is None else y + jnp.expand_dims(self.bias[...], range(y.ndim - 1))
+
+    def parts(self, x: Float[Array, "*rows I"]) -> Float[Array, "parts *rows O"]:
+        """What y is the sum of, for whoever adds anyway."""
+        return self._parts(x) if self.bias is None else self(x)[None]
+
+    def _parts(self, x):
+        """Of x W^T: one, unless there are a few rows on Hopper, which a kernel takes."""
+        weight = self.weight[...]
+        if is_hopper():
+            # Loads a kernel, which nobody needs who has no such GPU.
+            from jkvq.pallas_kernels.mosaic.thin_product import (  # noqa: PLC0415
+                serves,
+                thin_product,
+            )
+
+            if serves(x, weight):
+                return thin_product(x, weight)
+        return jnp.einsum("...i,oi->...o", x, weight, precision=precision_of(x))[None]
 
 
 class RMSNorm(nnx.Module):
@@ -52,11 +64,11 @@ class RMSNorm(nnx.Module):
         return rms_norm(x, self.weight[...], self.eps, of_one=self.of_one)
 
     def after(
-        self, x: Float[Array, "B T D"], more: Float[Array, "B T D"]
+        self, x: Float[Array, "B T D"], more: Float[Array, "parts B T D"]
     ) -> tuple[Float[Array, "B T D"], Float[Array, "B T D"]]:
-        """x + more, and its norm; on a GPU by a kernel."""
+        """x and all parts of more, and the norm of that; on a GPU by a kernel."""
         if not has_gpu():
-            x = x + more
+            x = x + summed(more, x.dtype)
             return x, self(x)
         # Loads a kernel, which nobody needs who has no GPU.
         from jkvq.pallas_kernels.triton.add_norm import add_norm  # noqa: PLC0415

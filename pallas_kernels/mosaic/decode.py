@@ -87,6 +87,11 @@ def decode(
     ]
 
 
+def alike(q: Float[Array, "B N H"], spans: list[Span]) -> bool:
+    """Whether spans lose nothing by one launch: blocks of as many warps suit them all."""
+    return len({_program(q, span, 1.0).warpgroups for span in spans}) == 1
+
+
 def _program(q: Float[Array, "B N H"], span: Span, scale: float) -> Program:
     """The numbers of a span."""
     (B, N, H), keys = q.shape, span.keys

@@ -4,17 +4,18 @@ A decode step multiplies one row of each sequence by every weight, and little bu
 weights takes time. Each block has some rows of W, and where there would be too few blocks, a part
 of their length: 128 blocks, of which all run at once. It reads them in steps, several ahead, and a
 step's part of x with them, which lies in the second-level cache. Rows of W in a block are many, for
-all of them share what is read of x. Parts of a length are summed afterwards, in a fixed order.
+all of them share what is read of x. Whoever takes the result adds its parts.
 """
 
 import functools
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
-from jaxtyping import Array, BFloat16
+from jaxtyping import Array, BFloat16, Float
 
 _BLOCKS = 128  # of the 132 multiprocessors of an H100 or H200
 _FEWEST, _MOST = 96, 192  # rows of W in a block
@@ -57,49 +58,84 @@ def serves(x: Array, weight: Array) -> bool:
     return both and rows in range(16, _ROWS + 1, 8) and cut_of(*weight.shape) is not None
 
 
+def serves_gated(x: Array, weight: Array) -> bool:
+    """Whether ``gated_thin_product`` takes these."""
+    if not serves(x, weight):
+        return False
+    cut = cut_of(*weight.shape)
+    return cut is not None and cut.parts == 1 and cut.rows % 16 == 0
+
+
 def thin_product(
     x: BFloat16[Array, "*rows I"], weight: BFloat16[Array, "O I"]
-) -> BFloat16[Array, "*rows O"]:
-    """x W^T, summed in float32."""
+) -> Float[Array, "parts *rows O"]:
+    """What x W^T is the sum of: float32, unless it is one."""
     cut = cut_of(*weight.shape)
     assert cut is not None
-    rows, inputs = x.reshape(-1, x.shape[-1]), x.shape[-1]
-    steps = inputs // cut.parts // cut.step
+    dtype = x.dtype if cut.parts == 1 else jnp.float32
+    return _launch(x, weight, cut, [0], lambda y: y, len(weight), dtype)
+
+
+def gated_thin_product(
+    x: BFloat16[Array, "*rows I"],
+    weight: BFloat16[Array, "O I"],
+    activation: Callable[[Array], Array],
+) -> BFloat16[Array, "*rows F"]:
+    """activation(gate) * up, with gate and up the halves of x W^T."""
+    cut = cut_of(*weight.shape)
+    assert cut is not None and cut.parts == 1
+    half, outputs = cut._replace(rows=cut.rows // 2), len(weight) // 2
+    first = [0, outputs // half.rows]
+    return _launch(x, weight, half, first, lambda g, u: activation(g) * u, outputs, x.dtype)[0]
+
+
+def _launch(
+    x: Array, weight: Array, cut: Cut, first: list[int], finish: Callable, outputs: int, dtype
+) -> Array:
+    """What ``finish`` makes of the products with rows of W, cut from each of ``first`` on."""
+    rows = x.reshape(-1, x.shape[-1])
+    steps = x.shape[-1] // cut.parts // cut.step
     transforms = plgpu.TilingTransform((8, _SWIZZLE // 2)), plgpu.SwizzleTransform(_SWIZZLE)
+    spec = functools.partial(plgpu.BlockSpec, transforms=transforms, delay_release=1)
 
     def block(x_ref, weight_ref, out_ref):
         own, part = jax.lax.axis_index("rows"), jax.lax.axis_index("part")
-        spec = functools.partial(plgpu.BlockSpec, transforms=transforms, delay_release=1)
 
-        def summed(total):
+        def products(*totals):
+            def multiply(_, x, *own):
+                for total, rows in zip(totals, own, strict=True):
+                    plgpu.wgmma(total, x, rows.T)
+
+            def of_weight(number):
+                at = first[number] + own
+                return spec((cut.rows, cut.step), lambda step: (at, part * steps + step))
+
             plgpu.emit_pipeline(
-                lambda _, x, weight: plgpu.wgmma(total, x, weight.T),
+                multiply,
                 grid=(steps,),
                 in_specs=[
                     spec((_ROWS, cut.step), lambda step: (0, part * steps + step)),
-                    spec((cut.rows, cut.step), lambda step: (own, part * steps + step)),
+                    *(of_weight(number) for number in range(len(first))),
                 ],
                 max_concurrent_steps=cut.stages,
-            )(x_ref, weight_ref)
-            return total[...]
+            )(x_ref, *[weight_ref] * len(first))
+            return [total[...] for total in totals]
 
-        total = pl.run_scoped(summed, plgpu.ACC((_ROWS, cut.rows)))
+        found = pl.run_scoped(products, *[plgpu.ACC((_ROWS, cut.rows))] * len(first))
 
-        @functools.partial(pl.run_scoped, to=plgpu.SMEM((_ROWS, cut.rows), out_ref.dtype))
+        @functools.partial(pl.run_scoped, to=plgpu.SMEM((_ROWS, cut.rows), dtype))
         def _(to):
-            to[...] = total.astype(to.dtype)
+            to[...] = finish(*found).astype(dtype)
             plgpu.commit_smem()
             there = out_ref.at[part, :, pl.ds(own * cut.rows, cut.rows)]
             plgpu.copy_smem_to_gmem(to.at[pl.ds(0, len(rows))], there)
             plgpu.wait_smem_to_gmem(0, wait_read_only=True)
 
-    whole = x.dtype if cut.parts == 1 else jnp.float32
     found = plgpu.kernel(
         block,
-        out_type=jax.ShapeDtypeStruct((cut.parts, len(rows), len(weight)), whole),
-        grid=(len(weight) // cut.rows, cut.parts),
+        out_type=jax.ShapeDtypeStruct((cut.parts, len(rows), outputs), dtype),
+        grid=(outputs // cut.rows, cut.parts),
         grid_names=("rows", "part"),
         compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Warpgroup),
     )(rows, weight)
-    out = found[0] if cut.parts == 1 else found.sum(0).astype(x.dtype)
-    return out.reshape(*x.shape[:-1], -1)
+    return found.reshape(cut.parts, *x.shape[:-1], outputs)

@@ -17,21 +17,21 @@ from jkvq.pallas_kernels.norm import rms_norm
 
 def add_norm(
     x: Float[Array, "*rows D"],
-    more: Float[Array, "*rows D"],
+    more: Float[Array, "parts *rows D"],
     weight: Float[Array, " D"],
     eps: float,
     *,
     of_one: bool,
     interpret: bool = False,
 ) -> tuple[Float[Array, "*rows D"], Float[Array, "*rows D"]]:
-    """x + more, and its norm (norm.py)."""
+    """x and all parts of more, and the norm of that (norm.py)."""
     return _launch(x, more, weight, eps, of_one, interpret)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(3, 4, 5))
 def _launch(x, more, weight, eps: float, of_one: bool, interpret: bool):
     width = x.shape[-1]
-    rows = x.reshape(-1, width), more.reshape(-1, width)
+    rows = x.reshape(-1, width), more.reshape(len(more), -1, width)
     total, normed = pl.pallas_call(
         functools.partial(_kernel, eps=eps, of_one=of_one),
         grid=(len(rows[0]),),
@@ -50,7 +50,8 @@ def _derivative(eps: float, of_one: bool, interpret: bool, at, along):
     """That of plain JAX: a kernel has none."""
 
     def plain(x, more, weight):
-        return x + more, rms_norm(x + more, weight, eps, of_one=of_one)
+        total = x + more.sum(0).astype(x.dtype)
+        return total, rms_norm(total, weight, eps, of_one=of_one)
 
     return _launch(*at, eps, of_one, interpret), jax.jvp(plain, at, along)[1]
 
@@ -66,7 +67,10 @@ def _kernel(x_ref, more_ref, weight_ref, total_ref, normed_ref, *, eps: float, o
     def store(ref, numbers):
         plt.store(ref.at[row, channel], numbers.astype(ref.dtype), mask=real)
 
-    total = (load(x_ref, row) + load(more_ref, row)).astype(x_ref.dtype)
+    total = load(x_ref, row)
+    for part in range(more_ref.shape[0]):
+        total = total + load(more_ref, part, row)
+    total = total.astype(x_ref.dtype)
     store(total_ref, total)
     wide, weight = total.astype(jnp.float32), load(weight_ref)
     wide = wide * jax.lax.rsqrt(jnp.sum(wide * wide) / width + eps)

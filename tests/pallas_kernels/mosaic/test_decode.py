@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jkvq.pallas_kernels.mosaic.decode import decode
+from jkvq.pallas_kernels.mosaic.decode import alike, decode
 from jkvq.pallas_kernels.mosaic.program import make_teams, reads, tile_tokens
 from jkvq.pallas_kernels.triton.decode import merge_partials
 from jkvq.pallas_kernels.types import Heads, Shift
@@ -80,6 +80,14 @@ def test_the_kernel_is_made_for_a_gpu_anywhere(cache, heads, group, channels, pa
     traced = jax.jit(run).trace(q, stored.table, jnp.asarray([page + 1]), shift, first)
     text = traced.lower(lowering_platforms=("cuda",)).as_text()
     assert "mosaic_gpu" in text
+
+
+@pytest.mark.parametrize(("channels", "expected"), [(128, True), (256, False)])
+def test_formats_share_a_launch_if_blocks_suit_both(channels, expected):
+    both = [Stored(x, [65], 4, channels, page_size=64) for x in ("int4", "bf16")]
+    q = jnp.zeros((1, 16, channels), jnp.bfloat16)
+    spans = [_span(stored, q, stored.table, jnp.asarray([65]), 7) for stored in both]
+    assert alike(q, spans) == expected and alike(q, spans[:1])
 
 
 @pytest.mark.parametrize(("cache", "window", "heads", "group", "channels", "page"), WITH_WINDOWS)

@@ -5,7 +5,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jkvq.pallas_kernels.mosaic.thin_product import Cut, cut_of, serves, thin_product
+from jkvq.pallas_kernels.mosaic.thin_product import (
+    Cut,
+    cut_of,
+    gated_thin_product,
+    serves,
+    serves_gated,
+    thin_product,
+)
 
 MATRICES = [(4096, 4096), (6144, 4096), (24576, 4096), (4096, 12288), (2560, 9728)]
 
@@ -37,15 +44,35 @@ def test_it_lowers_for_cuda(outputs, inputs, rows):
     assert text.count("custom_call @mosaic_gpu") == 1
 
 
+def test_a_gated_one_lowers_for_cuda():
+    shapes = [jax.ShapeDtypeStruct(x, jnp.bfloat16) for x in ((32, 4096), (24576, 4096))]
+    assert serves_gated(*shapes)
+    call = jax.jit(lambda x, weight: gated_thin_product(x, weight, jax.nn.silu))
+    text = call.trace(*shapes).lower(lowering_platforms=("cuda",)).as_text()
+    assert text.count("custom_call @mosaic_gpu") == 1
+
+
+def _random(*shapes):
+    rng = np.random.default_rng(0)
+    return [jnp.asarray(rng.normal(size=shape), jnp.bfloat16) for shape in shapes]
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("rows", [16, 64])
 @pytest.mark.parametrize(("outputs", "inputs"), MATRICES)
 def test_a_product(outputs, inputs, rows):
-    rng = np.random.default_rng(0)
-    x, weight = (jnp.asarray(rng.normal(size=(n, inputs)), jnp.bfloat16) for n in (rows, outputs))
-    found = jax.jit(thin_product)(x[:, None], weight)
-    assert found.shape == (rows, 1, outputs)
+    x, weight = _random((rows, inputs), (outputs, inputs))
+    found = np.asarray(jax.jit(thin_product)(x[:, None], weight), np.float64)
+    assert found.shape[1:] == (rows, 1, outputs)
     wide = np.asarray(x, np.float64) @ np.asarray(weight, np.float64).T
-    np.testing.assert_allclose(
-        np.asarray(found, np.float64)[:, 0], wide, atol=2**-8 * 4 * inputs**0.5
-    )
+    np.testing.assert_allclose(found.sum(0)[:, 0], wide, atol=2**-8 * 4 * inputs**0.5)
+
+
+@pytest.mark.gpu
+def test_a_gated_product():
+    x, weight = _random((32, 4096), (24576, 4096))
+    weight = weight * jnp.bfloat16(2**-6)
+    found = jax.jit(lambda x, weight: gated_thin_product(x, weight, jax.nn.silu))(x, weight)
+    gate, up = np.split(np.asarray(x, np.float64) @ np.asarray(weight, np.float64).T, 2, axis=1)
+    expected = gate / (1 + np.exp(-gate)) * up
+    np.testing.assert_allclose(np.asarray(found, np.float64), expected, rtol=2**-7, atol=2**-9)

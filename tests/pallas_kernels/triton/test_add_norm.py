@@ -11,13 +11,17 @@ from jkvq.pallas_kernels.triton.add_norm import add_norm
 @pytest.mark.parametrize("interpret", [True, pytest.param(False, marks=pytest.mark.gpu)])
 @pytest.mark.parametrize(("width", "of_one"), [(64, False), (576, False), (576, True)])
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-def test_a_sum_and_its_norm(width, of_one, dtype, interpret):
+@pytest.mark.parametrize("parts", [1, 4])
+def test_a_sum_and_its_norm(parts, width, of_one, dtype, interpret):
     rng = np.random.default_rng(0)
-    x, more = (jnp.asarray(rng.normal(size=(5, 1, width)) * 4, dtype) for _ in range(2))
+    x = jnp.asarray(rng.normal(size=(5, 1, width)) * 4, dtype)
+    more = jnp.asarray(rng.normal(size=(parts, *x.shape)) * 4, dtype if parts == 1 else jnp.float32)
     weight = jnp.asarray(rng.uniform(0.5, 2, width), dtype)
     total, normed = add_norm(x, more, weight, 1e-5, of_one=of_one, interpret=interpret)
     assert total.dtype == normed.dtype == dtype
-    np.testing.assert_array_equal(total, x + more)
+    exact = np.asarray(x, np.float64) + np.asarray(more, np.float64).sum(0)
+    unit = 2.0 ** -(23 if dtype == jnp.float32 else 8)
+    np.testing.assert_allclose(np.asarray(total, np.float64), exact, rtol=unit, atol=16 * 2.0**-23)
     wide = np.asarray(total, np.float64)
     expected = wide / np.sqrt((wide**2).mean(-1, keepdims=True) + 1e-5)
     expected = expected * (np.asarray(weight, np.float64) + of_one)
@@ -29,11 +33,11 @@ def test_a_sum_and_its_norm(width, of_one, dtype, interpret):
 @pytest.mark.parametrize("of_one", [False, True])
 def test_it_has_a_derivative(of_one):
     rng = np.random.default_rng(0)
-    at = *(rng.normal(size=(2, 3, 24)) for _ in range(2)), rng.uniform(0.5, 2, 24)
+    at = rng.normal(size=(3, 24)), rng.normal(size=(2, 3, 24)), rng.uniform(0.5, 2, 24)
     along = [rng.normal(size=x.shape) for x in at]
 
     def plain(x, more, weight):
-        total = x + more
+        total = x + more.sum(0)
         root = np.sqrt((total**2).mean(-1, keepdims=True) + 1e-5)
         return total, total / root * (weight + of_one)
 
