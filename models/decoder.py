@@ -20,9 +20,10 @@ from jkvq.models.config import ModelConfig
 from jkvq.models.layers.attention import Attend, Attention, Rotary
 from jkvq.models.layers.experts import ExpertMLP
 from jkvq.models.layers.latent_attention import LatentAttention
-from jkvq.models.layers.linear import Linear, RMSNorm, precision_of, summed
+from jkvq.models.layers.linear import Linear, RMSNorm, precision_of
 from jkvq.models.layers.mlp import MLP
 from jkvq.pallas_kernels.rotary import angles
+from jkvq.pallas_kernels.types import summed
 
 Params = dict[str, Any]
 

@@ -21,6 +21,11 @@ Implementation = Literal["reference", "pallas", "triton", "mosaic", "interpret"]
 COMPILED = ("pallas", "triton", "mosaic")  # those that need a GPU
 
 
+def summed(parts: Float[Array, "parts *rows D"], dtype) -> Float[Array, "*rows D"]:
+    """The sum of what a product was left in."""
+    return parts[0] if len(parts) == 1 else parts.sum(0).astype(dtype)
+
+
 class Heads(NamedTuple):
     """The heads of a layer's attention."""
 
@@ -95,11 +100,13 @@ class NewHeads:
 
     A kernel that loads them can do the rest; ``finished`` does it in plain JAX.
 
-    joined: of which ``count`` heads are meant, from ``first`` on.
+    joined: whose parts are to be summed to numbers of ``dtype``, and of which ``count`` heads are
+        meant, from ``first`` on.
     norm, rotary: what is still to be done to each, in this order; rotary are cos and sin.
     """
 
-    joined: Float[Array, "B T n H"]
+    joined: Float[Array, "parts B T n H"]
+    dtype: jnp.dtype = field(metadata={"static": True})
     first: int = field(metadata={"static": True})
     count: int = field(metadata={"static": True})
     norm: HeadNorm | None = None
@@ -108,11 +115,11 @@ class NewHeads:
     @classmethod
     def of(cls, heads: Float[Array, "B T n H"]) -> "NewHeads":
         """Those that are finished."""
-        return cls(heads, 0, heads.shape[2])
+        return cls(heads[None], heads.dtype, 0, heads.shape[2])
 
     @property
     def finished(self) -> Float[Array, "B T count H"]:
-        x = self.joined[:, :, self.first : self.first + self.count]
+        x = summed(self.joined[..., self.first : self.first + self.count, :], self.dtype)
         if self.norm is not None:
             x = rms_norm(x, self.norm.weight, self.norm.eps, of_one=self.norm.of_one)
         return x if self.rotary is None else rotate(x, *self.rotary)

@@ -1,5 +1,6 @@
 """Grouped-query attention, over whatever keeps its keys and values."""
 
+import dataclasses
 from typing import Any, Protocol
 
 import jax.numpy as jnp
@@ -55,24 +56,27 @@ class Attention(nnx.Module):
 
     def __call__(self, x, rotary: tuple[Rotary, ...], attend: Attend, state):
         (B, T, _), N, K = x.shape, self.config.heads, self.config.kv_heads
-        heads = self.qkv(x).reshape(B, T, -1, self.config.head_dim)
+        parts = self.qkv.parts(x)
+        joined = parts.reshape(len(parts), B, T, -1, self.config.head_dim)
         cos, sin = rotary[self.config.rotary]
-        q = self._heads(heads, 0, N, self.q_norm, amplified(self.config, cos, sin))
-        k = self._heads(heads, N, K, self.k_norm, (cos, sin))
+        q = NewHeads(joined, x.dtype, 0, N, None, amplified(self.config, cos, sin))
+        k = NewHeads(joined, x.dtype, N, K, None, (cos, sin))
+        v = NewHeads(joined, x.dtype, N + K, K)
+        q, k = self._to_norm(q, self.q_norm), self._to_norm(k, self.k_norm)
         sinks = () if self.sinks is None else (self.sinks[...],)
-        out, state = attend(q, k, NewHeads(heads, N + K, K), state, *sinks)
+        out, state = attend(q, k, v, state, *sinks)
         return self.o.parts(out.reshape(B, T, -1)), state
 
-    def _heads(self, joined, first: int, count: int, norm: RMSNorm | None, turn: Rotary):
-        """Heads to be normed, each by itself, and turned; a norm of all together is taken here."""
+    def _to_norm(self, heads: NewHeads, norm: RMSNorm | None) -> NewHeads:
+        """Heads to be normed, each by itself; a norm of all together is taken here."""
         if norm is None:
-            return NewHeads(joined, first, count, None, turn)
+            return heads
         if not self.config.qk_norm_whole:
             by = HeadNorm(norm.weight[...], norm.eps, norm.of_one)
-            return NewHeads(joined, first, count, by, turn)
-        x = joined[:, :, first : first + count]
+            return dataclasses.replace(heads, norm=by)
+        x = dataclasses.replace(heads, rotary=None).finished
         normed = norm(x.reshape(*x.shape[:2], -1)).reshape(x.shape)
-        return NewHeads(normed, 0, count, None, turn)
+        return dataclasses.replace(NewHeads.of(normed), rotary=heads.rotary)
 
 
 def amplified(config: ModelConfig, cos, sin) -> Rotary:

@@ -12,8 +12,9 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from jkvq.models.config import Experts, ModelConfig
-from jkvq.models.layers.linear import Linear, precision_of, summed, weight_of
+from jkvq.models.layers.linear import Linear, precision_of, weight_of
 from jkvq.models.layers.mlp import MLP, clamped, gated
+from jkvq.pallas_kernels.types import summed
 
 
 class ExpertLinear(nnx.Module):

@@ -6,6 +6,7 @@ from jaxtyping import Array, Float
 
 from jkvq.pallas_kernels.norm import rms_norm
 from jkvq.pallas_kernels.settings import has_gpu, is_hopper
+from jkvq.pallas_kernels.types import summed
 
 
 def weight_of(*shape: int) -> nnx.Param:
@@ -18,11 +19,6 @@ def precision_of(x: Array) -> str | None:
     return "highest" if x.dtype == jnp.float32 else None
 
 
-def summed(parts: Float[Array, "parts *rows D"], dtype) -> Float[Array, "*rows D"]:
-    """The sum of what a product was left in."""
-    return parts[0] if len(parts) == 1 else parts.sum(0).astype(dtype)
-
-
 class Linear(nnx.Module):
     """y = x W^T + b."""
 
@@ -31,16 +27,14 @@ class Linear(nnx.Module):
         self.bias = weight_of(outputs) if bias else None
 
     def __call__(self, x: Float[Array, "*rows I"]) -> Float[Array, "*rows O"]:
-        y = summed(self._parts(x), x.dtype)
-        return y if self.bias is None else y + jnp.expand_dims(self.bias[...], range(y.ndim - 1))
+        return summed(self.parts(x), x.dtype)
 
     def parts(self, x: Float[Array, "*rows I"]) -> Float[Array, "parts *rows O"]:
-        """What y is the sum of, for whoever adds anyway."""
-        return self._parts(x) if self.bias is None else self(x)[None]
+        """What y is the sum of, for whoever adds anyway.
 
-    def _parts(self, x):
-        """Of x W^T: one, unless there are a few rows on Hopper, which a kernel takes."""
-        weight = self.weight[...]
+        One, unless there are a few rows on Hopper, which a kernel takes.
+        """
+        weight, bias = self.weight[...], None if self.bias is None else self.bias[...]
         if is_hopper():
             # Loads a kernel, which nobody needs who has no such GPU.
             from jkvq.pallas_kernels.mosaic.thin_product import (  # noqa: PLC0415
@@ -49,8 +43,9 @@ class Linear(nnx.Module):
             )
 
             if serves(x, weight):
-                return thin_product(x, weight)
-        return jnp.einsum("...i,oi->...o", x, weight, precision=precision_of(x))[None]
+                return thin_product(x, weight, bias)
+        y = jnp.einsum("...i,oi->...o", x, weight, precision=precision_of(x))
+        return (y if bias is None else y + jnp.expand_dims(bias, range(y.ndim - 1)))[None]
 
 
 class RMSNorm(nnx.Module):

@@ -13,6 +13,7 @@ from jax.experimental.pallas import triton as plt
 from jaxtyping import Array, Float
 
 from jkvq.pallas_kernels.norm import rms_norm
+from jkvq.pallas_kernels.types import summed
 
 
 def add_norm(
@@ -50,7 +51,7 @@ def _derivative(eps: float, of_one: bool, interpret: bool, at, along):
     """That of plain JAX: a kernel has none."""
 
     def plain(x, more, weight):
-        total = x + more.sum(0).astype(x.dtype)
+        total = x + summed(more, x.dtype)
         return total, rms_norm(total, weight, eps, of_one=of_one)
 
     return _launch(*at, eps, of_one, interpret), jax.jvp(plain, at, along)[1]

@@ -114,6 +114,7 @@ def write(
 class _HeadNumbers:
     """What a kernel is compiled for to finish heads."""
 
+    dtype: jnp.dtype
     first: int
     eps: float
     of_one: bool
@@ -121,16 +122,17 @@ class _HeadNumbers:
     @classmethod
     def of(cls, heads: NewHeads) -> "_HeadNumbers":
         norm = heads.norm
-        return cls(heads.first, *((0.0, False) if norm is None else (norm.eps, norm.of_one)))
+        by = (0.0, False) if norm is None else (norm.eps, norm.of_one)
+        return cls(heads.dtype, heads.first, *by)
 
 
 def _query_operands(
     queries: NewHeads, transform: TokenTransform
 ) -> tuple[dict, list[jax.ShapeDtypeStruct]]:
     """What queries are made from, and what is made: `Queries`."""
-    B, T, _, H = queries.joined.shape
+    _, B, T, _, H = queries.joined.shape
     operands = _head_operands(queries) | {"of": _scalar(transform.layer)}
-    rotated = queries.joined.dtype if transform.dual is None else jnp.float32
+    rotated = queries.dtype if transform.dual is None else jnp.float32
     made = [jax.ShapeDtypeStruct((B * T, queries.count, H), rotated)]
     if transform.dual is not None:
         operands["dual"] = transform.dual
@@ -141,7 +143,8 @@ def _query_operands(
 
 
 def _head_operands(heads: NewHeads) -> dict:
-    operands = {"x": heads.joined.reshape(-1, *heads.joined.shape[2:])}
+    parts, _, _, *head = heads.joined.shape
+    operands = {"x": heads.joined.reshape(parts, -1, *head)}
     if heads.norm is not None:
         operands["norm"] = heads.norm.weight
     if heads.rotary is not None:
@@ -244,12 +247,16 @@ def _finished(operands: dict, numbers: _HeadNumbers, head, token, channel):
     """A head of tokens, [tokens, H] in float32, and the other channels of the same pairs."""
     ref, half = operands["x"], operands["x"].shape[-1] // 2
     partner = _partner(channel, half)
-    both = [ref[token[:, None], numbers.first + head, c] for c in (channel, partner)]
-    dtype, both = ref.dtype, [x.astype(jnp.float32) for x in both]
 
     def rounded(x):
-        return x.astype(dtype).astype(jnp.float32)
+        return x.astype(numbers.dtype).astype(jnp.float32)
 
+    def load(channel):
+        at = token[:, None], numbers.first + head, channel
+        parts = [ref[(part, *at)].astype(jnp.float32) for part in range(ref.shape[0])]
+        return parts[0] if len(parts) == 1 else rounded(sum(parts[1:], parts[0]))
+
+    both = [load(channel), load(partner)]
     if "norm" in operands:
         square = jnp.sum(both[0] * both[0], axis=1, keepdims=True)
         inverse = lax.rsqrt(square / (2 * half) + numbers.eps)

@@ -189,18 +189,21 @@ def turned(x: np.ndarray, angle: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("interpret", [True, pytest.param(False, marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("of_one", [False, True])
 @pytest.mark.parametrize("normed", [False, True])
-def test_heads_are_normed_and_turned_in_the_same_launch(normed, of_one, interpret):
+@pytest.mark.parametrize("parts", [1, 2])
+def test_heads_are_summed_normed_and_turned_in_the_same_launch(parts, normed, of_one, interpret):
     tokens, rng, dtype = Tokens("bf16", 64), np.random.default_rng(2), jnp.bfloat16
-    joined = jnp.asarray(rng.normal(size=(3, 11, 10, 64)) * 3, dtype)  # 6 of queries, 2, 2
+    joined = rng.normal(size=(parts, 3, 11, 10, 64)) * 3  # 6 of queries, 2, 2
+    joined = jnp.asarray(joined, dtype if parts == 1 else jnp.float32)
+    whole = jnp.asarray(np.asarray(joined, np.float64).sum(0), dtype)
     weights = jnp.asarray(rng.uniform(0.5, 2, (2, 64)), dtype)
     angle = rng.uniform(-3, 3, (3, 11, 32))
     rotary = jnp.cos(angle).astype(jnp.float32), jnp.sin(angle).astype(jnp.float32)
     norms = [HeadNorm(weight, 1e-6, of_one) if normed else None for weight in weights]
-    q = NewHeads(joined, 0, 6, norms[0], rotary)
-    k = NewHeads(joined, 6, 2, norms[1], rotary)
+    q = NewHeads(joined, dtype, 0, 6, norms[0], rotary)
+    k = NewHeads(joined, dtype, 6, 2, norms[1], rotary)
 
     def expected(heads: NewHeads) -> np.ndarray:
-        x = np.asarray(joined, np.float64)[:, :, heads.first : heads.first + heads.count]
+        x = np.asarray(whole, np.float64)[:, :, heads.first : heads.first + heads.count]
         if heads.norm is not None:
             x = x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6)
             x = x * (np.asarray(heads.norm.weight, np.float64) + of_one)
@@ -209,7 +212,7 @@ def test_heads_are_normed_and_turned_in_the_same_launch(normed, of_one, interpre
     sides = tokens.sides()
     key, value, queries = write(
         dataclasses.replace(sides[0], tokens=k),
-        dataclasses.replace(sides[1], tokens=NewHeads(joined, 8, 2)),
+        dataclasses.replace(sides[1], tokens=NewHeads(joined, dtype, 8, 2)),
         *(LAYER, tokens.page, tokens.slot),
         queries=q,
         settings=WriteSettings(16, 2),
@@ -220,7 +223,7 @@ def test_heads_are_normed_and_turned_in_the_same_launch(normed, of_one, interpre
         np.asarray(jax.lax.bitcast_convert_type(x.codes[LAYER, tokens.page, :, tokens.slot], dtype))
         for x in (key, value)
     ]
-    np.testing.assert_array_equal(stored[1], np.asarray(joined[:, :, 8:]))
+    np.testing.assert_array_equal(stored[1], np.asarray(whole[:, :, 8:]))
     for heads, numbers in ((q, queries.rotated), (k, stored[0])):
         wanted, found = expected(heads), np.asarray(numbers, np.float64)
         bound = 0.02 * np.abs(wanted).max(-1, keepdims=True)  # three roundings to bfloat16
