@@ -23,7 +23,7 @@ from jkvq.models.layers.latent_attention import LatentAttention
 from jkvq.models.layers.linear import Linear, RMSNorm, precision_of
 from jkvq.models.layers.mlp import MLP
 from jkvq.pallas_kernels.rotary import angles
-from jkvq.pallas_kernels.types import summed
+from jkvq.pallas_kernels.types import Unsummed
 
 Params = dict[str, Any]
 
@@ -32,16 +32,16 @@ class Hidden(NamedTuple):
     """Hidden states, as a sum: what the last block adds is added where the next one takes it."""
 
     x: Float[Array, "B T D"]
-    more: Float[Array, "parts B T D"]
+    more: Unsummed
 
     @classmethod
     def of(cls, x: Float[Array, "B T D"]) -> "Hidden":
         """To which nothing is added."""
-        return cls(x, jnp.zeros_like(x)[None])
+        return cls(x, Unsummed.of(jnp.zeros_like(x)))
 
     @property
     def total(self) -> Float[Array, "B T D"]:
-        return self.x + summed(self.more, self.x.dtype)
+        return self.x + self.more.total
 
 
 class Layer(nnx.Module):
@@ -68,9 +68,9 @@ def _norm(config: ModelConfig) -> RMSNorm:
     return RMSNorm(config.width, config.norm_eps, of_one=config.norm_of_one)
 
 
-def _added(x: Array, norm: RMSNorm | None, parts: Float[Array, "parts B T D"]) -> Hidden:
+def _added(x: Array, norm: RMSNorm | None, more: Unsummed) -> Hidden:
     """Hidden states and what a block adds to them, normed if it is."""
-    return Hidden(x, parts if norm is None else norm(summed(parts, x.dtype))[None])
+    return Hidden(x, more if norm is None else Unsummed.of(norm(more.total)))
 
 
 def _taken(norm: RMSNorm | None, hidden: Hidden):

@@ -21,9 +21,39 @@ Implementation = Literal["reference", "pallas", "triton", "mosaic", "interpret"]
 COMPILED = ("pallas", "triton", "mosaic")  # those that need a GPU
 
 
-def summed(parts: Float[Array, "parts *rows D"], dtype) -> Float[Array, "*rows D"]:
-    """The sum of what a product was left in."""
-    return parts[0] if len(parts) == 1 else parts.sum(0).astype(dtype)
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Unsummed:
+    """A product with weights, as its kernel left it: to be summed where it is loaded next.
+
+    parts: whose sum it is; bias: to be added to the last axes, if there is one.
+    dtype: of the sum.
+    """
+
+    parts: Float[Array, "parts *rows D"]
+    bias: Float[Array, "..."] | None
+    dtype: jnp.dtype = field(metadata={"static": True})
+
+    @classmethod
+    def of(cls, x: Float[Array, "*rows D"]) -> "Unsummed":
+        """What is a sum already."""
+        return cls(x[None], None, x.dtype)
+
+    def in_heads(self, channels: int) -> "Unsummed":
+        """The same with the last axis cut into heads."""
+        parts, bias = (
+            None if x is None else x.reshape(*x.shape[:-1], -1, channels)
+            for x in (self.parts, self.bias)
+        )
+        assert parts is not None
+        return Unsummed(parts, bias, self.dtype)
+
+    @property
+    def total(self) -> Float[Array, "*rows D"]:
+        y = self.parts[0] if len(self.parts) == 1 else self.parts.sum(0)
+        if self.bias is not None:
+            y = y + jnp.expand_dims(self.bias.astype(y.dtype), range(y.ndim - self.bias.ndim))
+        return y.astype(self.dtype)
 
 
 class Heads(NamedTuple):
@@ -100,13 +130,11 @@ class NewHeads:
 
     A kernel that loads them can do the rest; ``finished`` does it in plain JAX.
 
-    joined: whose parts are to be summed to numbers of ``dtype``, and of which ``count`` heads are
-        meant, from ``first`` on.
+    joined: [B, T, n, H], of which ``count`` heads are meant, from ``first`` on.
     norm, rotary: what is still to be done to each, in this order; rotary are cos and sin.
     """
 
-    joined: Float[Array, "parts B T n H"]
-    dtype: jnp.dtype = field(metadata={"static": True})
+    joined: Unsummed
     first: int = field(metadata={"static": True})
     count: int = field(metadata={"static": True})
     norm: HeadNorm | None = None
@@ -115,11 +143,11 @@ class NewHeads:
     @classmethod
     def of(cls, heads: Float[Array, "B T n H"]) -> "NewHeads":
         """Those that are finished."""
-        return cls(heads[None], heads.dtype, 0, heads.shape[2])
+        return cls(Unsummed.of(heads), 0, heads.shape[2])
 
     @property
     def finished(self) -> Float[Array, "B T count H"]:
-        x = summed(self.joined[..., self.first : self.first + self.count, :], self.dtype)
+        x = self.joined.total[:, :, self.first : self.first + self.count]
         if self.norm is not None:
             x = rms_norm(x, self.norm.weight, self.norm.eps, of_one=self.norm.of_one)
         return x if self.rotary is None else rotate(x, *self.rotary)

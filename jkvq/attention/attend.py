@@ -87,7 +87,7 @@ class LayerAttention:
         else:
             out, storage = self._by_kernels(view, q, k, v)
         after = (*groups[: self.group], storage, *groups[self.group + 1 :])
-        return out.astype(q.dtype), after
+        return out.astype(q.joined.dtype), after
 
     def _by_kernels(self, view: LayerView, q: NewHeads, k: NewHeads, v: NewHeads):
         # Loads the kernels, which nobody needs who runs without them.

@@ -103,7 +103,7 @@ def attend_token(
         spans.append(Span(*exact, codecs, plan.exact.table, reads.exact, shift))
     parts = decode(queries.rotated[:, 0], spans, view.index, scale=scale, interpret=interpret)
     parts += [one_each(*part) for part in view.sink_parts(queries.rotated[:, 0])]
-    out, _ = merge_partials(parts, q.count, v.dtype, interpret=interpret)
+    out, _ = merge_partials(parts, q.count, v.joined.dtype, interpret=interpret)
     return out[:, None], storage
 
 

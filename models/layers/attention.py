@@ -56,16 +56,15 @@ class Attention(nnx.Module):
 
     def __call__(self, x, rotary: tuple[Rotary, ...], attend: Attend, state):
         (B, T, _), N, K = x.shape, self.config.heads, self.config.kv_heads
-        parts = self.qkv.parts(x)
-        joined = parts.reshape(len(parts), B, T, -1, self.config.head_dim)
+        joined = self.qkv.unsummed(x).in_heads(self.config.head_dim)
         cos, sin = rotary[self.config.rotary]
-        q = NewHeads(joined, x.dtype, 0, N, None, amplified(self.config, cos, sin))
-        k = NewHeads(joined, x.dtype, N, K, None, (cos, sin))
-        v = NewHeads(joined, x.dtype, N + K, K)
+        q = NewHeads(joined, 0, N, None, amplified(self.config, cos, sin))
+        k = NewHeads(joined, N, K, None, (cos, sin))
+        v = NewHeads(joined, N + K, K)
         q, k = self._to_norm(q, self.q_norm), self._to_norm(k, self.k_norm)
         sinks = () if self.sinks is None else (self.sinks[...],)
         out, state = attend(q, k, v, state, *sinks)
-        return self.o.parts(out.reshape(B, T, -1)), state
+        return self.o.unsummed(out.reshape(B, T, -1)), state
 
     def _to_norm(self, heads: NewHeads, norm: RMSNorm | None) -> NewHeads:
         """Heads to be normed, each by itself; a norm of all together is taken here."""

@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, Int
 from jkvq.models.config import Experts, ModelConfig
 from jkvq.models.layers.linear import Linear, precision_of, weight_of
 from jkvq.models.layers.mlp import MLP, clamped, gated
-from jkvq.pallas_kernels.types import summed
+from jkvq.pallas_kernels.types import Unsummed
 
 
 class ExpertLinear(nnx.Module):
@@ -131,17 +131,17 @@ class ExpertMLP(nnx.Module):
         self.shared = MLP(config, shared) if shared else None
         self.shared_gate = Linear(config.width, 1) if experts.shared_gate else None
 
-    def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "1 B T D"]:
-        """What the block adds, as one part."""
+    def __call__(self, x: Float[Array, "B T D"]) -> Unsummed:
+        """What the block adds."""
         rows = x.reshape(-1, x.shape[-1])
         mixed = self.experts(rows, *self.router(rows))
         if self.shared is not None:
             mixed = mixed + self._shared(rows)
-        return mixed.reshape(1, *x.shape)
+        return Unsummed.of(mixed.reshape(x.shape))
 
     def _shared(self, rows: Float[Array, "n D"]) -> Float[Array, "n D"]:
         assert self.shared is not None
-        added = summed(self.shared(rows), rows.dtype)
+        added = self.shared(rows).total
         if self.shared_gate is None:
             return added
         return jax.nn.sigmoid(self.shared_gate(rows)) * added

@@ -55,7 +55,7 @@ class LatentAttention(nnx.Module):
         )
         out, state = attend(NewHeads.of(q), NewHeads.of(k), NewHeads.of(c), state)
         out = jnp.einsum("btnc,nhc->btnh", out, to_values, precision=precision)
-        return self.o.parts(out.reshape(B, T, -1)), state
+        return self.o.unsummed(out.reshape(B, T, -1)), state
 
     def _queries(self, x: Float[Array, "B T D"]) -> Float[Array, "B T _"]:
         """Of all heads, by way of a short vector where they have one."""

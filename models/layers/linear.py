@@ -6,7 +6,7 @@ from jaxtyping import Array, Float
 
 from jkvq.pallas_kernels.norm import rms_norm
 from jkvq.pallas_kernels.settings import has_gpu, is_hopper
-from jkvq.pallas_kernels.types import summed
+from jkvq.pallas_kernels.types import Unsummed
 
 
 def weight_of(*shape: int) -> nnx.Param:
@@ -27,13 +27,10 @@ class Linear(nnx.Module):
         self.bias = weight_of(outputs) if bias else None
 
     def __call__(self, x: Float[Array, "*rows I"]) -> Float[Array, "*rows O"]:
-        return summed(self.parts(x), x.dtype)
+        return self.unsummed(x).total
 
-    def parts(self, x: Float[Array, "*rows I"]) -> Float[Array, "parts *rows O"]:
-        """What y is the sum of, for whoever adds anyway.
-
-        One, unless there are a few rows on Hopper, which a kernel takes.
-        """
+    def unsummed(self, x: Float[Array, "*rows I"]) -> Unsummed:
+        """y, for whoever adds to it anyway: several parts where a few rows meet a kernel."""
         weight, bias = self.weight[...], None if self.bias is None else self.bias[...]
         if is_hopper():
             # Loads a kernel, which nobody needs who has no such GPU.
@@ -43,9 +40,9 @@ class Linear(nnx.Module):
             )
 
             if serves(x, weight):
-                return thin_product(x, weight, bias)
+                return Unsummed(thin_product(x, weight), bias, x.dtype)
         y = jnp.einsum("...i,oi->...o", x, weight, precision=precision_of(x))
-        return (y if bias is None else y + jnp.expand_dims(bias, range(y.ndim - 1)))[None]
+        return Unsummed(y[None], bias, x.dtype)
 
 
 class RMSNorm(nnx.Module):
@@ -59,11 +56,11 @@ class RMSNorm(nnx.Module):
         return rms_norm(x, self.weight[...], self.eps, of_one=self.of_one)
 
     def after(
-        self, x: Float[Array, "B T D"], more: Float[Array, "parts B T D"]
+        self, x: Float[Array, "B T D"], more: Unsummed
     ) -> tuple[Float[Array, "B T D"], Float[Array, "B T D"]]:
-        """x and all parts of more, and the norm of that; on a GPU by a kernel."""
+        """x and more, and the norm of that; on a GPU by a kernel."""
         if not has_gpu():
-            x = x + summed(more, x.dtype)
+            x = x + more.total
             return x, self(x)
         # Loads a kernel, which nobody needs who has no GPU.
         from jkvq.pallas_kernels.triton.add_norm import add_norm  # noqa: PLC0415

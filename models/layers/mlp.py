@@ -10,6 +10,7 @@ from jaxtyping import Array, Float
 from jkvq.models.config import ModelConfig
 from jkvq.models.layers.linear import Linear
 from jkvq.pallas_kernels.settings import is_hopper
+from jkvq.pallas_kernels.types import Unsummed
 
 ACTIVATIONS = {
     "silu": jax.nn.silu,
@@ -26,9 +27,9 @@ class MLP(nnx.Module):
         self.gate_up = Linear(config.width, 2 * width, bias=config.mlp_bias)
         self.down = Linear(width, config.width, bias=config.mlp_bias)
 
-    def __call__(self, x: Float[Array, "*rows D"]) -> Float[Array, "parts *rows D"]:
-        """What the block adds is the sum of."""
-        return self.down.parts(self._gated(x))
+    def __call__(self, x: Float[Array, "*rows D"]) -> Unsummed:
+        """What the block adds."""
+        return self.down.unsummed(self._gated(x))
 
     def _gated(self, x: Float[Array, "*rows D"]) -> Float[Array, "*rows F"]:
         weight = self.gate_up.weight[...]

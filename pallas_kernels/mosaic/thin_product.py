@@ -67,15 +67,13 @@ def serves_gated(x: Array, weight: Array) -> bool:
 
 
 def thin_product(
-    x: BFloat16[Array, "*rows I"],
-    weight: BFloat16[Array, "O I"],
-    bias: BFloat16[Array, " O"] | None = None,
+    x: BFloat16[Array, "*rows I"], weight: BFloat16[Array, "O I"]
 ) -> Float[Array, "parts *rows O"]:
-    """What x W^T + b is the sum of: float32, unless it is one."""
+    """What x W^T is the sum of: float32, unless it is one."""
     cut = cut_of(*weight.shape)
     assert cut is not None
     dtype = x.dtype if cut.parts == 1 else jnp.float32
-    return _launch(x, weight, bias, cut, [0], lambda y: y, dtype)
+    return _launch(x, weight, cut, [0], lambda y: y, len(weight), dtype)
 
 
 def gated_thin_product(
@@ -86,29 +84,22 @@ def gated_thin_product(
     """activation(gate) * up, with gate and up the halves of x W^T."""
     cut = cut_of(*weight.shape)
     assert cut is not None and cut.parts == 1
-    half = cut._replace(rows=cut.rows // 2)
-    first = [0, len(weight) // cut.rows]
-    return _launch(x, weight, None, half, first, lambda g, u: activation(g) * u, x.dtype)[0]
+    half, outputs = cut._replace(rows=cut.rows // 2), len(weight) // 2
+    first = [0, outputs // half.rows]
+    return _launch(x, weight, half, first, lambda g, u: activation(g) * u, outputs, x.dtype)[0]
 
 
 def _launch(
-    x: Array,
-    weight: Array,
-    bias: Array | None,
-    cut: Cut,
-    first: list[int],
-    finish: Callable,
-    dtype,
+    x: Array, weight: Array, cut: Cut, first: list[int], finish: Callable, outputs: int, dtype
 ) -> Array:
     """What ``finish`` makes of the products with rows of W, cut from each of ``first`` on."""
-    rows, outputs = x.reshape(-1, x.shape[-1]), len(weight) // len(first)
+    rows = x.reshape(-1, x.shape[-1])
     steps = x.shape[-1] // cut.parts // cut.step
     transforms = plgpu.TilingTransform((8, _SWIZZLE // 2)), plgpu.SwizzleTransform(_SWIZZLE)
     spec = functools.partial(plgpu.BlockSpec, transforms=transforms, delay_release=1)
 
-    def block(x_ref, weight_ref, *refs):
+    def block(x_ref, weight_ref, out_ref):
         own, part = jax.lax.axis_index("rows"), jax.lax.axis_index("part")
-        mine = pl.ds(own * cut.rows, cut.rows)
 
         def products(*totals):
             def multiply(_, x, *own):
@@ -130,15 +121,13 @@ def _launch(
             )(x_ref, *[weight_ref] * len(first))
             return [total[...] for total in totals]
 
-        found = finish(*pl.run_scoped(products, *[plgpu.ACC((_ROWS, cut.rows))] * len(first)))
-        if bias is not None:
-            found = found + jnp.where(part == 0, 1.0, 0.0) * _bias(refs[0].at[mine], cut.rows)
+        found = pl.run_scoped(products, *[plgpu.ACC((_ROWS, cut.rows))] * len(first))
 
         @functools.partial(pl.run_scoped, to=plgpu.SMEM((_ROWS, cut.rows), dtype))
         def _(to):
-            to[...] = found.astype(dtype)
+            to[...] = finish(*found).astype(dtype)
             plgpu.commit_smem()
-            there = refs[-1].at[part, :, mine]
+            there = out_ref.at[part, :, pl.ds(own * cut.rows, cut.rows)]
             plgpu.copy_smem_to_gmem(to.at[pl.ds(0, len(rows))], there)
             plgpu.wait_smem_to_gmem(0, wait_read_only=True)
 
@@ -148,16 +137,5 @@ def _launch(
         grid=(outputs // cut.rows, cut.parts),
         grid_names=("rows", "part"),
         compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Warpgroup),
-    )(rows, weight, *([] if bias is None else [bias]))
+    )(rows, weight)
     return found.reshape(cut.parts, *x.shape[:-1], outputs)
-
-
-def _bias(ref, rows: int):
-    """Some numbers of a bias, beside every row of x."""
-
-    def load(to, arrived):
-        plgpu.copy_gmem_to_smem(ref, to, arrived)
-        plgpu.barrier_wait(arrived)
-        return jax.lax.broadcast_in_dim(to[...].astype(jnp.float32), (_ROWS, rows), (1,))
-
-    return pl.run_scoped(load, plgpu.SMEM((rows,), jnp.bfloat16), plgpu.Barrier())

@@ -123,16 +123,16 @@ class _HeadNumbers:
     def of(cls, heads: NewHeads) -> "_HeadNumbers":
         norm = heads.norm
         by = (0.0, False) if norm is None else (norm.eps, norm.of_one)
-        return cls(heads.dtype, heads.first, *by)
+        return cls(heads.joined.dtype, heads.first, *by)
 
 
 def _query_operands(
     queries: NewHeads, transform: TokenTransform
 ) -> tuple[dict, list[jax.ShapeDtypeStruct]]:
     """What queries are made from, and what is made: `Queries`."""
-    _, B, T, _, H = queries.joined.shape
+    _, B, T, _, H = queries.joined.parts.shape
     operands = _head_operands(queries) | {"of": _scalar(transform.layer)}
-    rotated = queries.dtype if transform.dual is None else jnp.float32
+    rotated = queries.joined.dtype if transform.dual is None else jnp.float32
     made = [jax.ShapeDtypeStruct((B * T, queries.count, H), rotated)]
     if transform.dual is not None:
         operands["dual"] = transform.dual
@@ -143,8 +143,10 @@ def _query_operands(
 
 
 def _head_operands(heads: NewHeads) -> dict:
-    parts, _, _, *head = heads.joined.shape
-    operands = {"x": heads.joined.reshape(parts, -1, *head)}
+    parts = heads.joined.parts
+    operands = {"x": parts.reshape(len(parts), -1, *parts.shape[3:])}
+    if heads.joined.bias is not None:
+        operands["bias"] = heads.joined.bias
     if heads.norm is not None:
         operands["norm"] = heads.norm.weight
     if heads.rotary is not None:
@@ -252,9 +254,13 @@ def _finished(operands: dict, numbers: _HeadNumbers, head, token, channel):
         return x.astype(numbers.dtype).astype(jnp.float32)
 
     def load(channel):
-        at = token[:, None], numbers.first + head, channel
-        parts = [ref[(part, *at)].astype(jnp.float32) for part in range(ref.shape[0])]
-        return parts[0] if len(parts) == 1 else rounded(sum(parts[1:], parts[0]))
+        of = numbers.first + head
+        total = ref[0, token[:, None], of, channel].astype(jnp.float32)
+        for part in range(1, ref.shape[0]):
+            total = total + ref[part, token[:, None], of, channel]
+        if "bias" in operands:
+            total = total + operands["bias"][of, channel].astype(jnp.float32)
+        return rounded(total)
 
     both = [load(channel), load(partner)]
     if "norm" in operands:

@@ -37,11 +37,9 @@ def test_what_it_does_not_serve():
 
 
 @pytest.mark.parametrize("rows", [16, 64])
-@pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize(("outputs", "inputs"), MATRICES)
-def test_it_lowers_for_cuda(outputs, inputs, biased, rows):
-    shapes = [(rows, inputs), (outputs, inputs), (outputs,)][: 2 + biased]
-    shapes = [jax.ShapeDtypeStruct(x, jnp.bfloat16) for x in shapes]
+def test_it_lowers_for_cuda(outputs, inputs, rows):
+    shapes = [jax.ShapeDtypeStruct(x, jnp.bfloat16) for x in ((rows, inputs), (outputs, inputs))]
     text = jax.jit(thin_product).trace(*shapes).lower(lowering_platforms=("cuda",)).as_text()
     assert text.count("custom_call @mosaic_gpu") == 1
 
@@ -63,14 +61,11 @@ def _random(*shapes):
 @pytest.mark.parametrize("rows", [16, 64])
 @pytest.mark.parametrize(("outputs", "inputs"), MATRICES)
 def test_a_product(outputs, inputs, rows):
-    x, weight, bias = _random((rows, inputs), (outputs, inputs), (outputs,))
-    bias = 64 * bias  # as large as the rest
+    x, weight = _random((rows, inputs), (outputs, inputs))
+    found = np.asarray(jax.jit(thin_product)(x[:, None], weight), np.float64)
+    assert found.shape[1:] == (rows, 1, outputs)
     wide = np.asarray(x, np.float64) @ np.asarray(weight, np.float64).T
-    for of, expected in (((), wide), ((bias,), wide + np.asarray(bias, np.float64))):
-        found = np.asarray(jax.jit(thin_product)(x[:, None], weight, *of), np.float64)
-        assert found.shape[1:] == (rows, 1, outputs)
-        bound = 2**-8 * np.abs(expected).max()
-        np.testing.assert_allclose(found.sum(0)[:, 0], expected, rtol=0, atol=bound)
+    np.testing.assert_allclose(found.sum(0)[:, 0], wide, atol=2**-8 * 4 * inputs**0.5)
 
 
 @pytest.mark.gpu

@@ -17,7 +17,14 @@ from jkvq.pallas_kernels.formats.codecs import FloatCodec
 from jkvq.pallas_kernels.formats.packed import Packed
 from jkvq.pallas_kernels.reference.scatter import scatter
 from jkvq.pallas_kernels.triton.write import writable, write
-from jkvq.pallas_kernels.types import HeadNorm, InPages, NewHeads, WriteSettings, WriteSide
+from jkvq.pallas_kernels.types import (
+    HeadNorm,
+    InPages,
+    NewHeads,
+    Unsummed,
+    WriteSettings,
+    WriteSide,
+)
 from tests.made_up import random_calibration
 
 LAYER, PAGE, PAGES = 1, 16, 9
@@ -189,18 +196,23 @@ def turned(x: np.ndarray, angle: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("interpret", [True, pytest.param(False, marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("of_one", [False, True])
 @pytest.mark.parametrize("normed", [False, True])
-@pytest.mark.parametrize("parts", [1, 2])
-def test_heads_are_summed_normed_and_turned_in_the_same_launch(parts, normed, of_one, interpret):
+@pytest.mark.parametrize(("parts", "biased"), [(1, False), (1, True), (2, True)])
+def test_heads_are_summed_normed_and_turned_in_the_same_launch(
+    parts, biased, normed, of_one, interpret
+):
     tokens, rng, dtype = Tokens("bf16", 64), np.random.default_rng(2), jnp.bfloat16
     joined = rng.normal(size=(parts, 3, 11, 10, 64)) * 3  # 6 of queries, 2, 2
     joined = jnp.asarray(joined, dtype if parts == 1 else jnp.float32)
-    whole = jnp.asarray(np.asarray(joined, np.float64).sum(0), dtype)
+    bias = jnp.asarray(rng.normal(size=(10, 64)) * 3, dtype) if biased else None
+    whole = np.asarray(joined, np.float64).sum(0)
+    whole = jnp.asarray(whole if bias is None else whole + np.asarray(bias, np.float64), dtype)
+    joined = Unsummed(joined, bias, jnp.dtype(dtype))
     weights = jnp.asarray(rng.uniform(0.5, 2, (2, 64)), dtype)
     angle = rng.uniform(-3, 3, (3, 11, 32))
     rotary = jnp.cos(angle).astype(jnp.float32), jnp.sin(angle).astype(jnp.float32)
     norms = [HeadNorm(weight, 1e-6, of_one) if normed else None for weight in weights]
-    q = NewHeads(joined, dtype, 0, 6, norms[0], rotary)
-    k = NewHeads(joined, dtype, 6, 2, norms[1], rotary)
+    q = NewHeads(joined, 0, 6, norms[0], rotary)
+    k = NewHeads(joined, 6, 2, norms[1], rotary)
 
     def expected(heads: NewHeads) -> np.ndarray:
         x = np.asarray(whole, np.float64)[:, :, heads.first : heads.first + heads.count]
@@ -212,7 +224,7 @@ def test_heads_are_summed_normed_and_turned_in_the_same_launch(parts, normed, of
     sides = tokens.sides()
     key, value, queries = write(
         dataclasses.replace(sides[0], tokens=k),
-        dataclasses.replace(sides[1], tokens=NewHeads(joined, dtype, 8, 2)),
+        dataclasses.replace(sides[1], tokens=NewHeads(joined, 8, 2)),
         *(LAYER, tokens.page, tokens.slot),
         queries=q,
         settings=WriteSettings(16, 2),
