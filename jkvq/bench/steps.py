@@ -5,9 +5,9 @@ A decode step begins behind a context that was never read: its pages hold random
 
 import dataclasses
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -37,7 +37,10 @@ _REPEATS = 4  # of a burst, the least of which counts; one more compiles
 _BURST = {"cpu": 4, "gpu": 32}  # steps; a GPU's first launch must not count
 _ROOM = 0.95  # of the free memory that a cache may take
 _STREAMED = 1 << 32  # bytes
+_NO_STEP, _NO_PROMPTS = (None, 0.0, None), (None, 0.0)  # where there is no room for them
 _READS = 10  # of them, one after the other: what it takes to launch one must not count
+
+_Found = TypeVar("_Found")
 
 
 @dataclass(frozen=True)
@@ -94,7 +97,7 @@ def bench_decode(
         for batch in batches:
             for name, llm in llms.items():
                 size, fits = step_bytes(llm, batch, context), largest_batch(llm, context)
-                ms, compiled, split = time_decode(llm, batch, context)
+                ms, compiled, split = _or(_NO_STEP, time_decode, llm, batch, context)
                 if name == "bf16":
                     base[batch, context] = ms
                 yield DecodeStep(
@@ -117,11 +120,21 @@ def bench_prefill(
     for context in contexts:
         for batch in batches:
             for name, llm in llms.items():
-                rate, compiled = time_prefill(llm, batch, context)
+                rate, compiled = _or(_NO_PROMPTS, time_prefill, llm, batch, context)
                 if name == "bf16":
                     base[batch, context] = rate
                 over = _ratio(rate, base.get((batch, context)))
                 yield PrefillStep(name, batch, context, rate, over, compiled)
+
+
+def _or(nothing: _Found, measure: Callable[..., _Found], *args) -> _Found:
+    """What is measured, or nothing where memory ran out after all."""
+    try:
+        return measure(*args)
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        return nothing
 
 
 def _ratio(one: float | None, other: float | None) -> float | None:
@@ -181,7 +194,7 @@ def time_decode(llm: LLM, batch: int, context: int) -> tuple[float | None, float
     at_end = context + (2 + _REPEATS) * steps
     most = largest_batch(llm, at_end)
     if most is not None and batch > most:
-        return None, 0.0, None
+        return _NO_STEP
     cache, state = _random_cache(llm, batch, context, at_end), _drawing(llm.config, batch)
 
     def burst():
@@ -229,7 +242,8 @@ def _random_words(array: jax.Array) -> jax.Array:
 
 def _fill_words(array):
     bits = jax.random.bits(jax.random.key(0), array.shape, jnp.uint16)
-    return bits & jnp.uint16(0x03FF) | jnp.uint16(0x3000)  # small and positive in either kind
+    bits = bits & jnp.uint16(0x03FF) | jnp.uint16(0x3000)  # small and positive in either kind
+    return array & jnp.uint16(0) | bits  # what is not taken is not overwritten either
 
 
 _fill = jax.jit(_fill_words, donate_argnums=0)
@@ -250,10 +264,13 @@ def _drawing(config: ModelConfig, batch: int) -> Decoding:
 
 
 def time_prefill(llm: LLM, batch: int, context: int) -> tuple[float | None, float]:
-    """Tokens of prompts a second, and the seconds that their programs compiled for."""
+    """Tokens of prompts a second, and the seconds that their programs compiled for.
+
+    None: there is no room.
+    """
     most = largest_batch(llm, context)
     if most is not None and batch > most:
-        return None, 0.0
+        return _NO_PROMPTS
     rng = np.random.default_rng(0)
     prompts = rng.integers(0, llm.config.vocab, (batch, context)).tolist()
     best, before, compiled = np.inf, compile_seconds(), 0.0

@@ -91,6 +91,8 @@ def main() -> None:
     The command runs in a thread of its own: this one listens to Ctrl-C, which a compiler, once it
     is called, does not.
     """
+    # Of a GPU's memory, before anything has imported JAX, whose own share is three quarters.
+    os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.92")
     warnings.showwarning = _show_warning
     signal.signal(signal.SIGTERM, terminated)
     ended: list[int] = []

@@ -3,6 +3,7 @@
 import dataclasses
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -48,6 +49,30 @@ def test_the_largest_batch_fills_the_memory(llms, monkeypatch):
     one = sequence_bytes(llms["bf16"].spec, CacheShape.of(CONFIG), 1000)
     monkeypatch.setattr(steps, "free_bytes", lambda: int(3.5 * one / 0.95))
     assert steps.largest_batch(llms["bf16"], 1000) == 3
+
+
+def test_pages_are_filled_where_they_lie():
+    array = jax.block_until_ready(jnp.ones((64, 512), jnp.uint16) * jnp.uint16(3))
+    place = array.unsafe_buffer_pointer()
+    filled = steps._random_words(array)
+    assert array.is_deleted() and filled.unsafe_buffer_pointer() == place
+    numbers = jax.lax.bitcast_convert_type(filled, jnp.float16)
+    assert 0 < numbers.min() < numbers.max() < 1
+
+
+def test_a_batch_for_which_memory_runs_out_ends_no_run(llms, monkeypatch):
+    def time_out(_llm, batch, _context):
+        if batch == 2:
+            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
+        if batch == 3:
+            raise jax.errors.JaxRuntimeError("INTERNAL: something else")
+        return 1.0, 0.0, None
+
+    monkeypatch.setattr(steps, "time_decode", time_out)
+    found = list(bench_decode(llms, [1, 2], [16]))
+    assert [each.milliseconds for each in found] == [1.0, 1.0, None, None]
+    with pytest.raises(jax.errors.JaxRuntimeError, match="something else"):
+        list(bench_decode(llms, [3], [16]))
 
 
 def test_a_step_reads_weights_and_cache(llms):
