@@ -51,7 +51,7 @@ def decode(
     ]
     arrays = [_arrays(span) for span in spans]
 
-    def block(layer, q, *refs, slots, barriers):
+    def decode_block(layer, q, *refs, slots, barriers):
         def run(_, layer, q, *refs):
             *refs, slots, barriers = refs
             inputs, outputs = refs[: -2 * len(programs)], refs[-2 * len(programs) :]
@@ -67,7 +67,7 @@ def decode(
     rows = [(each.shares + q.shape[0] - 1) * q.shape[1] for each in programs]
     shapes = [shape for count in rows for shape in ((count, H), (count,))]
     found = plgpu.kernel(
-        block,
+        decode_block,
         out_type=[jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes],
         scratch_types={
             "slots": plgpu.SMEM((shared_bytes(programs),), jnp.uint8),

@@ -98,7 +98,7 @@ def _launch(
     transforms = plgpu.TilingTransform((8, _SWIZZLE // 2)), plgpu.SwizzleTransform(_SWIZZLE)
     spec = functools.partial(plgpu.BlockSpec, transforms=transforms, delay_release=1)
 
-    def block(x_ref, weight_ref, out_ref):
+    def thin_product_block(x_ref, weight_ref, out_ref):
         own, part = jax.lax.axis_index("rows"), jax.lax.axis_index("part")
 
         def products(*totals):
@@ -132,7 +132,7 @@ def _launch(
             plgpu.wait_smem_to_gmem(0, wait_read_only=True)
 
     found = plgpu.kernel(
-        block,
+        thin_product_block,
         out_type=jax.ShapeDtypeStruct((cut.parts, len(rows), outputs), dtype),
         grid=(outputs // cut.rows, cut.parts),
         grid_names=("rows", "part"),

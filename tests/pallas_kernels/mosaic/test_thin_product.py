@@ -42,6 +42,7 @@ def test_it_lowers_for_cuda(outputs, inputs, rows):
     shapes = [jax.ShapeDtypeStruct(x, jnp.bfloat16) for x in ((rows, inputs), (outputs, inputs))]
     text = jax.jit(thin_product).trace(*shapes).lower(lowering_platforms=("cuda",)).as_text()
     assert text.count("custom_call @mosaic_gpu") == 1
+    assert "thin_product_block" in text  # by which a profile tells it from attention
 
 
 def test_a_gated_one_lowers_for_cuda():
