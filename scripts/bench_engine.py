@@ -7,7 +7,6 @@ some requests leave and others come, and nothing shall be compiled for them.
 """
 
 import argparse
-import dataclasses
 import json
 import time
 from pathlib import Path
@@ -26,15 +25,6 @@ from jkvq.support.compile_clock import compile_seconds
 
 BURSTS = 32  # that are timed
 ROOM = 4096  # tokens that a sequence may draw while others are read and in the bursts
-
-
-class Words:
-    """A tokenizer of a sort: every token is a word."""
-
-    stop_tokens = frozenset()
-
-    def decode(self, tokens: list[int]) -> str:
-        return "".join(f" {token}" for token in tokens)
 
 
 class Clocked:
@@ -91,8 +81,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=8192)
     parser.add_argument("--out", type=Path, help="write JSON too")
     args = parser.parse_args()
-    model = dataclasses.replace(random_model(SHAPES["qwen3-8b"]), tokenizer=Words())
-    llm = with_any_cache(model, parse_spec(args.cache))
+    llm = with_any_cache(random_model(SHAPES["qwen3-8b"]), parse_spec(args.cache))
     start = time.perf_counter()
     engine, handles = filled(llm, args.slots, args.tokens)
     print(

@@ -169,7 +169,8 @@ class Sequences:
         spec, oldest = self.spec, jnp.zeros_like(self.lengths)
         if self.window is not None:
             oldest = jnp.maximum(self.lengths - self.window, 0)
-        packed, exact = first_seen(spec, oldest, self.lengths - spec.sink - spec.recent)
+        packed = jnp.asarray(self.lengths - spec.sink - spec.recent)
+        packed, exact = first_seen(spec, oldest, packed)
         return np.asarray(packed), np.asarray(exact)
 
     @property

@@ -16,7 +16,6 @@ import os
 import threading
 import time
 import traceback
-import zlib
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
@@ -30,7 +29,7 @@ import jax
 from jkvq.bench.serving.client import Timed, connected
 from jkvq.bench.serving.measure import Measured, send_all, summary
 from jkvq.bench.serving.traffic import Load, Prompts, Scenario
-from jkvq.bench.shapes import SHAPES, random_model, with_any_cache
+from jkvq.bench.shapes import SHAPES, RandomWords, random_model, with_any_cache
 from jkvq.cache.specs.spec_text import parse_spec
 from jkvq.cli.engine.bench import counts
 from jkvq.engine.engine import Engine
@@ -40,9 +39,7 @@ from jkvq.server.server import Server, bind
 from jkvq.support.compile_clock import compile_seconds
 from jkvq.support.errors import UserError
 from jkvq.version import VERSION
-from scripts.bench_engine import Words
 
-LETTERS = 4  # of a token of a prompt
 FEWEST = 5  # requests of a load
 WARM = 3  # requests: one prompt alone and two in one program
 TINY = dataclasses.replace(
@@ -50,19 +47,6 @@ TINY = dataclasses.replace(
     **{"layers": 2, "width": 64, "mlp_width": 96, "heads": 4, "kv_heads": 2, "head_dim": 32},
     **{"vocab": 512, "context": 4096, "rope_divisors": (1.0,) * 16},
 )
-
-
-class Letters(Words):
-    """A tokenizer of a sort: so many letters are a token, and every token is a word."""
-
-    can_chat = False
-
-    def __init__(self, vocab: int):
-        self._vocab = vocab
-
-    def encode(self, text: str) -> list[int]:
-        parts = (text[at : at + LETTERS] for at in range(0, len(text), LETTERS))
-        return [zlib.crc32(part.encode()) % self._vocab for part in parts]
 
 
 def through_engine(engine: Engine, load: Load, texts: list[str]) -> list[Timed]:
@@ -121,7 +105,7 @@ class Bench:
 
     def __init__(self, server: Server, url: str, clients: ProcessPoolExecutor):
         self._engine, self._url, self._clients = server.driver.engine, url, clients
-        self._prompts, self._runs = Prompts(LETTERS, "bench"), 0
+        self._prompts, self._runs = Prompts(RandomWords.LETTERS, "bench"), 0
 
     def measure(self, load: Load) -> dict[str, Any]:
         """What a load takes by the engine and by HTTP, and what was compiled meanwhile."""
@@ -193,9 +177,7 @@ def main() -> None:
         return Load(scenario, "closed", level, 0.0, requests)
 
     config = TINY if args.tiny else SHAPES["qwen3-8b"]
-    words: Any = Letters(config.vocab)
-    model = dataclasses.replace(random_model(config), tokenizer=words)
-    llm = with_any_cache(model, parse_spec(args.cache))
+    llm = with_any_cache(random_model(config), parse_spec(args.cache))
     place = bind("127.0.0.1", 0)
     slots = max(*levels, WARM)
     server = Server(llm, place, name="random", memory=args.memory, slots=slots)

@@ -1,5 +1,6 @@
 """How fast an engine is: the same requests one call after the other, in static batches, at once."""
 
+import gc
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ _BATCHES: Way = "static batches"
 _ENGINE: Way = "engine"
 _TEXT = 200_000  # characters that prompts are taken from
 _WARM_TOKENS = 8  # of each answer, while programs are compiled
+_FEWEST = 4  # requests of a load
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,7 @@ class Measured:
     concurrency: sequences that run at once.
     tokens: of all answers.
     over_calls, over_batches: its tokens per second over those of one call after the other, and
-        over those of static batches of as many.
+        over those of static batches of as many; None where those were not run.
     first_token: seconds from when all requests were there to a request's first token.
     between_tokens: seconds from a request's token to its next, in the mean of that request.
     prefilled_tokens, cached_tokens: of prompts: those that were computed, and those that another
@@ -93,7 +95,7 @@ class Measured:
     seconds: float
     tokens: int
     tokens_per_second: float
-    over_calls: float
+    over_calls: float | None
     over_batches: float | None
     first_token: Spread
     between_tokens: Spread
@@ -172,6 +174,21 @@ def bench_engine(
     return found
 
 
+def bench_loads(
+    llms: Mapping[str, LLM], requests: Sequence[Request], concurrency: Sequence[int]
+) -> list[Measured]:
+    """The engine alone, with as many of the requests as run at once: those are to be enough."""
+    loads = [requests[: max(count, _FEWEST)] for count in concurrency]
+    found: list[Measured] = []
+    with count_bar("Running requests", len(llms) * sum(map(len, loads))) as bar:
+        for cache, llm in llms.items():
+            for count, load in zip(concurrency, loads, strict=True):
+                _in_engine(llm, _short(load[:_FEWEST]), count, lambda _: None)
+                run = _in_engine(llm, load, count, bar.advance)
+                found.append(_measured(cache, _ENGINE, count, run, None, None))
+    return found
+
+
 _Advance = Callable[[int], None]
 _Runs = Callable[[LLM, Sequence[Request], int, _Advance], _Run]
 
@@ -180,9 +197,12 @@ def _warm(
     run: _Runs, llm: LLM, requests: Sequence[Request], concurrency: int, advance: _Advance
 ) -> _Run:
     """A run after one with short answers."""
-    short = [each._replace(new_tokens=min(each.new_tokens, _WARM_TOKENS)) for each in requests]
-    run(llm, short, concurrency, advance)
+    run(llm, _short(requests), concurrency, advance)
     return run(llm, requests, concurrency, advance)
+
+
+def _short(requests: Sequence[Request]) -> list[Request]:
+    return [each._replace(new_tokens=min(each.new_tokens, _WARM_TOKENS)) for each in requests]
 
 
 def _now() -> float:
@@ -215,6 +235,7 @@ def _pool_bytes(llm: LLM, group: Sequence[Request]) -> int:
 
 def _in_engine(llm: LLM, requests: Sequence[Request], concurrency: int, advance: _Advance) -> _Run:
     """All of them submitted at once to an engine with as many slots."""
+    gc.collect()  # an engine takes most of the memory that is free: none may be left of another
     engine, begin = Engine(llm, slots=concurrency), _now()
     handles = [engine.submit(each.prompt, _options(each)) for each in requests]
     results: dict[int, Generation] = {}
@@ -234,7 +255,7 @@ def _options(request: Request) -> Options:
 
 
 def _measured(
-    cache: str, way: Way, concurrency: int, run: _Run, calls: _Run, batches: _Run | None
+    cache: str, way: Way, concurrency: int, run: _Run, calls: _Run | None, batches: _Run | None
 ) -> Measured:
     for each in run.results:
         if each.error is not None:
@@ -250,7 +271,7 @@ def _measured(
         seconds=run.seconds,
         tokens=run.tokens,
         tokens_per_second=run.rate,
-        over_calls=run.rate / calls.rate,
+        over_calls=None if calls is None else run.rate / calls.rate,
         over_batches=None if batches is None else run.rate / batches.rate,
         first_token=_spread(run.first_token),
         between_tokens=_spread(between or [0.0]),
@@ -275,6 +296,8 @@ def engine_figure(found: Sequence[Measured], title: str) -> "Figure":
         for way, style in ((_ENGINE, "-"), (_BATCHES, "--"), (_CALLS, ":")):
             rows = [each for each in found if (each.cache, each.way) == (cache, way)]
             rates = {each.concurrency: each.tokens_per_second for each in rows}
+            if not rates:
+                continue
             if way == _CALLS:  # it is the same whatever the others do
                 rates = dict.fromkeys(counts, rates[1])
             drawn = axes.plot(list(rates), list(rates.values()), marker=".", color=colour)

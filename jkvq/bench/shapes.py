@@ -2,6 +2,8 @@
 
 import dataclasses
 import functools
+import zlib
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -49,6 +51,23 @@ SHAPES = {
 }
 
 
+class RandomWords:
+    """A tokenizer for random weights: so many letters are a token, every token is a word."""
+
+    stop_tokens, can_chat = frozenset(), False
+    LETTERS = 4  # of a token of a prompt
+
+    def __init__(self, vocab: int):
+        self._vocab = vocab
+
+    def encode(self, text: str) -> list[int]:
+        pieces = (text[at : at + self.LETTERS] for at in range(0, len(text), self.LETTERS))
+        return [zlib.crc32(piece.encode()) % self._vocab for piece in pieces]
+
+    def decode(self, tokens: list[int]) -> str:
+        return "".join(f" {token}" for token in tokens)
+
+
 def shape_config(name: str) -> ModelConfig:
     """The shape of that name."""
     if name not in SHAPES:
@@ -57,7 +76,7 @@ def shape_config(name: str) -> ModelConfig:
 
 
 def random_model(config: ModelConfig, dtype=jnp.bfloat16) -> Model:
-    """Weights of the size that a trained model's have; it has no tokenizer."""
+    """Weights of the size that a trained model's have, and tokens that are some text."""
     leaves, tree = jax.tree.flatten(abstract_params(config, dtype))
     keys = jax.random.split(jax.random.key(0), len(leaves))
 
@@ -66,7 +85,8 @@ def random_model(config: ModelConfig, dtype=jnp.bfloat16) -> Model:
         return jax.random.normal(key, shape, dtype) * (0.02 if len(shape) > 1 else 1.0)
 
     params = [draw(key, leaf.shape) for key, leaf in zip(keys, leaves, strict=True)]
-    return Model("random", config, tree.unflatten(params), None)  # pyright: ignore
+    words: Any = RandomWords(config.vocab)
+    return Model("random", config, tree.unflatten(params), words)
 
 
 def with_any_cache(model: Model, spec: CacheSpec, implementation: str | None = None) -> LLM:

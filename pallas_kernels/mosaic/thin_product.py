@@ -25,6 +25,9 @@ _SHARED = 200 * 1024  # bytes of a block
 _PARTS = (1, 2, 4, 8)  # of the length of W
 
 
+_Shaped = Array | jax.ShapeDtypeStruct
+
+
 class Cut(NamedTuple):
     """How a matrix is cut into blocks.
 
@@ -52,13 +55,13 @@ def cut_of(outputs: int, inputs: int) -> Cut | None:
     return None
 
 
-def serves(x: Array, weight: Array) -> bool:
+def serves(x: _Shaped, weight: _Shaped) -> bool:
     """Whether ``thin_product`` takes these and is faster than XLA's own products."""
     both, rows = x.dtype == weight.dtype == jnp.bfloat16, x.size // x.shape[-1]
     return both and rows in range(16, _ROWS + 1, 8) and cut_of(*weight.shape) is not None
 
 
-def serves_gated(x: Array, weight: Array) -> bool:
+def serves_gated(x: _Shaped, weight: _Shaped) -> bool:
     """Whether ``gated_thin_product`` takes these."""
     if not serves(x, weight):
         return False

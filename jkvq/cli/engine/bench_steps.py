@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from jkvq.cli.engine.bench import bench, counts, make_folder
+from jkvq.cli.engine.bench import (
+    ModelOrNone,
+    Shape,
+    bench,
+    counts,
+    make_folder,
+    plain_model,
+    require_one,
+)
 from jkvq.cli.evaluate.shared import Caches
 from jkvq.cli.shared import AsJson, Dtype, Implementation, print_json, print_table
 from jkvq.defaults import DEFAULT_MODEL
@@ -18,25 +26,7 @@ from jkvq.support.progress import count_bar, note
 if TYPE_CHECKING:
     from jkvq.bench.steps import DecodeStep, PrefillStep
     from jkvq.llm import LLM
-    from jkvq.models.model import Model
 
-_ModelOrNone = Annotated[
-    str | None,
-    typer.Option(
-        "--model",
-        "-m",
-        help="Short name, folder, .gguf file or hub id.",
-        show_default=f"{DEFAULT_MODEL}, unless there is a shape",
-    ),
-]
-_Shape = Annotated[
-    str | None,
-    typer.Option(
-        help="Random weights in the shape of qwen3-4b, qwen3-8b, qwen3-32b or qwen3-30b-a3b, "
-        "instead of a model.",
-        show_default=False,
-    ),
-]
 Batch = Annotated[str, typer.Option(help="Sequences; one or more, with commas between.")]
 Context = Annotated[
     str, typer.Option(help="Tokens of each sequence; one or more, with commas between.")
@@ -48,8 +38,8 @@ Out = Annotated[
 
 @bench.command("decode")
 def decode_command(
-    model: _ModelOrNone = None,
-    shape: _Shape = None,
+    model: ModelOrNone = None,
+    shape: Shape = None,
     cache: Caches = "bf16,jkvq-int4,jkvq-int2",
     batch: Batch = "1,8",
     context: Context = "1024",
@@ -72,8 +62,8 @@ def decode_command(
 
 @bench.command("prefill")
 def prefill_command(
-    model: _ModelOrNone = None,
-    shape: _Shape = None,
+    model: ModelOrNone = None,
+    shape: Shape = None,
     cache: Caches = "bf16,jkvq-int4,jkvq-int2",
     batch: Batch = "1,4",
     context: Context = "1024",
@@ -106,13 +96,9 @@ class _Run:
 
     def __post_init__(self):
         from jkvq.attention.implementation import require_known
-        from jkvq.bench.shapes import shape_config
         from jkvq.cache.specs.spec_text import parse_spec, split_names
 
-        if self.model is not None and self.shape is not None:
-            raise UserError("--model and --shape: give one of them")
-        if self.shape is not None:
-            shape_config(self.shape)
+        require_one(self.model, self.shape)
         self.specs = {name: parse_spec(name) for name in split_names(self.cache)}
         self.batches = counts("batch", self.batch, 4096)
         self.contexts = counts("context", self.context, 1 << 24)
@@ -132,7 +118,7 @@ class _Run:
     def _llms(self) -> "Mapping[str, LLM]":
         from jkvq.bench.shapes import with_any_cache
 
-        model = self._model()
+        model = plain_model(self.model, self.shape, self.dtype)
         longest = max(self.contexts) + (self.op == "decode") * 256
         if longest > model.config.context:
             raise UserError(
@@ -143,15 +129,6 @@ class _Run:
             name: with_any_cache(model, spec, self.implementation)
             for name, spec in self.specs.items()
         }
-
-    def _model(self) -> "Model":
-        from jkvq.bench.shapes import random_model, shape_config
-        from jkvq.models.dtype import compute_dtype
-        from jkvq.models.model import load_model
-
-        if self.shape is None:
-            return load_model(self.model or DEFAULT_MODEL, dtype=self.dtype)
-        return random_model(shape_config(self.shape), compute_dtype(self.dtype))
 
     def show(self, found: list[Any], header, rows, as_json: bool) -> None:
         """Writes and prints what was found."""

@@ -1,3 +1,4 @@
+import dataclasses
 import json
 from typing import Any
 
@@ -5,7 +6,9 @@ import pytest
 
 import jkvq
 from jkvq.bench.engine import Measured, Spread
+from jkvq.bench.shapes import SHAPES
 from tests.cli.running import run, run_json
+from tests.tiny import CONFIG
 
 SIZES: Any = {"prefilled_tokens": 20, "cached_tokens": 0, "pool_bytes": 1500, "preemptions": 0}
 TIMES: Any = {"first_token": Spread(0.25, 0.5), "between_tokens": Spread(0.01, 0.02)}
@@ -49,6 +52,21 @@ def test_bench_prints_a_table(given):
         assert f"│ {part} " in engine
 
 
+def test_an_engine_alone_takes_random_weights_and_as_many_requests_as_run_at_once(monkeypatch):
+    config = dataclasses.replace(CONFIG, vocab=600)
+    monkeypatch.setitem(SHAPES, "tiny", config)
+    sizes = ("--prompt-tokens", "20", "--new-tokens", "3", "--concurrency", "1,6")
+    caches = "bf16,page=8", "jkvq-int4,page=8,sink=8,recent=16"
+    given = ("bench", "engine", "--shape", "tiny", "--cache", ",".join(caches), "--alone", *sizes)
+    found = run_json(*given)["rows"]
+    assert [(row["cache"], row["way"], row["concurrency"], row["tokens"]) for row in found] == [
+        (cache, "engine", *load) for cache in caches for load in ((1, 4 * 3), (6, 6 * 3))
+    ]
+    assert {row["over_calls"] for row in found} == {None}
+    with pytest.raises(jkvq.UserError, match="random weights have none"):
+        run(*given, "--calibration", "here")
+
+
 @pytest.mark.parametrize(
     ("option", "sentence"),
     [
@@ -63,6 +81,8 @@ def test_bench_prints_a_table(given):
         (["--implementation", "cuda"], "implementation 'cuda' is not known"),
         (["--calibration", "/nope"], "/nope holds no calibration"),
         (["--out", "/dev/null/here"], "/dev/null/here cannot be made: Not a directory"),
+        (["--shape", "qwen3-8b"], "--model and --shape: give one of them"),
+        (["--alone", "--requests", "9"], "alone there are as many as run at once"),
     ],
 )
 def test_bad_input_is_refused_before_a_model_is_loaded(option, sentence):

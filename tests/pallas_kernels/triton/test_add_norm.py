@@ -51,12 +51,12 @@ def test_it_has_a_derivative(of_one):
         plain(*(x + sign * step * d for x, d in zip(at, along, strict=True))) for sign in (1, -1)
     ]
     expected = [(after - before) / (2 * step) for after, before in zip(*ends, strict=True)]
-    narrow = [tuple(jnp.asarray(x, jnp.float32) for x in of) for of in (at, along)]
+    start, change = (tuple(jnp.asarray(x, jnp.float32) for x in of) for of in (at, along))
 
     def by_kernel(x, parts, bias, weight):
         more = Unsummed(parts, bias, x.dtype)
         return add_norm(x, more, weight, 1e-5, of_one=of_one, interpret=True)
 
-    _, found = jax.jvp(by_kernel, *narrow)
+    _, found = jax.jvp(by_kernel, start, change)
     for got, want in zip(found, expected, strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
