@@ -1,3 +1,4 @@
+import gc
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +11,8 @@ from jkvq.models.formats.catalog import IndexUnavailable, cached_file, fetch_fro
 from jkvq.support.user_cache import cache_folder
 from tests.tiny import tiny_llm
 
+# What JAX traces lives long, and is much: to look through it often takes a twentieth of the time.
+gc.set_threshold(200_000, 20, 100)
 # The first example compiles. For longer: pytest --hypothesis-profile thorough
 hypothesis.settings.register_profile("jkvq", deadline=None, max_examples=30)
 hypothesis.settings.register_profile("thorough", deadline=None, max_examples=1000)
