@@ -184,6 +184,16 @@ class Sequences:
         return int(pages.sum()) * per_page + int((exact - first_exact).sum()) * per_token
 
 
+def ragged(of: Workload) -> np.ndarray:
+    """Lengths from 512 to 32,768 tokens that come to as many as equal ones."""
+    spread = np.geomspace(512, 32768, of.sequences)
+    tokens = of.sequences * of.tokens
+    lengths = np.round(spread * (tokens / spread.sum()) / 64).astype(int) * 64
+    lengths = np.clip(lengths, 512, 32768)
+    lengths[np.argsort(lengths)[of.sequences // 2]] += tokens - lengths.sum()
+    return lengths
+
+
 def time_decode(
     spec: CacheSpec,
     workload: str,
@@ -193,14 +203,9 @@ def time_decode(
     together: bool | None = None,
 ) -> tuple[float, int]:
     """Microseconds of decode and merge, and the bytes they read; settings are Triton's."""
-    of, lengths = WORKLOADS[workload], None
-    B, S, K, G, C, _ = of
-    if workload == "W5":
-        spread = np.geomspace(512, 32768, B)
-        lengths = np.round(spread * (B * S / spread.sum()) / 64).astype(int) * 64
-        lengths = np.clip(lengths, 512, 32768)
-        lengths[np.argsort(lengths)[B // 2]] += B * S - lengths.sum()
-    data = Sequences(spec, of, lengths)
+    of = WORKLOADS[workload]
+    B, _, K, G, C, _ = of
+    data = Sequences(spec, of, ragged(of) if workload == "W5" else None)
     exact = spec.sink + spec.recent
 
     def make_plan(tokens, first, table, codecs, settings):
