@@ -67,7 +67,7 @@ WORKLOADS = {
     "W2": Workload(1, 102400, 8, 4),
     "W3": Workload(32, 8192, 8, 4),
     "W4": Workload(128, 8192, 8, 4),
-    "W5": Workload(32, 16384, 8, 4),  # of 512 to 32,768 tokens, the same in all
+    "W5": Workload(32, 16384, 8, 4),  # of 1,024 to 106,240 tokens, the same in all
     "W6": Workload(8, 32768, 2, 6),
     "G1": Workload(32, 8192, 8, 1),
     "G8": Workload(32, 8192, 4, 8),
@@ -185,7 +185,7 @@ class Sequences:
 
 
 def ragged(of: Workload) -> np.ndarray:
-    """Lengths from 512 to 32,768 tokens that come to as many as equal ones."""
+    """Lengths from 1,024 to 32,768 tokens, and a longer one: in all as many as equal ones have."""
     spread = np.geomspace(512, 32768, of.sequences)
     tokens = of.sequences * of.tokens
     lengths = np.round(spread * (tokens / spread.sum()) / 64).astype(int) * 64
