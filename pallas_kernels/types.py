@@ -41,12 +41,7 @@ class Unsummed:
 
     def in_heads(self, channels: int) -> "Unsummed":
         """The same with the last axis cut into heads."""
-        parts, bias = (
-            None if x is None else x.reshape(*x.shape[:-1], -1, channels)
-            for x in (self.parts, self.bias)
-        )
-        assert parts is not None
-        return Unsummed(parts, bias, self.dtype)
+        return jax.tree.map(lambda x: x.reshape(*x.shape[:-1], -1, channels), self)
 
     @property
     def total(self) -> Float[Array, "*rows D"]:

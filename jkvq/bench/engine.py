@@ -31,7 +31,7 @@ _BATCHES: Way = "static batches"
 _ENGINE: Way = "engine"
 _TEXT = 200_000  # characters that prompts are taken from
 _WARM_TOKENS = 8  # of each answer, while programs are compiled
-_FEWEST = 4  # requests of a load
+FEWEST = 4  # requests of a load
 
 
 @dataclass(frozen=True)
@@ -178,12 +178,12 @@ def bench_loads(
     llms: Mapping[str, LLM], requests: Sequence[Request], concurrency: Sequence[int]
 ) -> list[Measured]:
     """The engine alone, with as many of the requests as run at once: those are to be enough."""
-    loads = [requests[: max(count, _FEWEST)] for count in concurrency]
+    loads = [requests[: max(count, FEWEST)] for count in concurrency]
     found: list[Measured] = []
     with count_bar("Running requests", len(llms) * sum(map(len, loads))) as bar:
         for cache, llm in llms.items():
             for count, load in zip(concurrency, loads, strict=True):
-                _in_engine(llm, _short(load[:_FEWEST]), count, lambda _: None)
+                _in_engine(llm, _short(load[:FEWEST]), count, lambda _: None)
                 run = _in_engine(llm, load, count, bar.advance)
                 found.append(_measured(cache, _ENGINE, count, run, None, None))
     return found

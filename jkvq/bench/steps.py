@@ -37,8 +37,8 @@ _REPEATS = 4  # of a burst, the least of which counts; one more compiles
 _BURST = {"cpu": 4, "gpu": 32}  # steps; a GPU's first launch must not count
 _ROOM = 0.95  # of the free memory that a cache may take
 _STREAMED = 1 << 32  # bytes
-_NO_STEP, _NO_PROMPTS = (None, 0.0, None), (None, 0.0)  # where there is no room for them
 _READS = 10  # of them, one after the other: what it takes to launch one must not count
+_NO_STEP, _NO_PROMPTS = (None, 0.0, None), (None, 0.0)  # where there is no room for them
 
 _Found = TypeVar("_Found")
 

@@ -79,7 +79,14 @@ def bench_command(
     The same random requests, all there at once, run in each way.
     """
     from jkvq.attention.implementation import require_known
-    from jkvq.bench.engine import Workload, bench_engine, bench_loads, draw_requests, engine_figure
+    from jkvq.bench.engine import (
+        FEWEST,
+        Workload,
+        bench_engine,
+        bench_loads,
+        draw_requests,
+        engine_figure,
+    )
     from jkvq.cache.specs.spec_text import parse_spec, split_names
     from jkvq.support.pictures import save_picture
 
@@ -89,8 +96,10 @@ def bench_command(
     if shape is not None and calibration:
         raise UserError("--shape and --calibration: random weights have none")
     names, at_once = split_names(cache), counts("concurrency", concurrency, 4096)
+    if requests is None:
+        requests = max(at_once[-1], FEWEST) if alone else 32
     workload = Workload(
-        (max(*at_once, 32) if alone else 32) if requests is None else requests,
+        requests,
         _range("prompt_tokens", prompt_tokens),
         _range("new_tokens", new_tokens),
         shared_prefix,
@@ -106,7 +115,7 @@ def bench_command(
     llms = {name: _with_cache(plain, name, folders, implementation) for name in names}
     found = (bench_loads if alone else bench_engine)(llms, drawn, at_once)
     what = shape or model or DEFAULT_MODEL
-    many = "as many requests as run at once" if alone else f"{workload.requests} requests"
+    many = "as many requests as run at once" if alone else f"{requests} requests"
     shared = f", {shared_prefix} shared" if shared_prefix else ""
     title = f"{what}, {many}: prompts of {prompt_tokens} tokens{shared}, answers of {new_tokens}"
     rows = [_as_dict(each) for each in found]
