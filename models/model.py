@@ -50,7 +50,7 @@ def load_model(model: str | Path, *, dtype: DTypeLike | None = None) -> Model:
 
 def read_model(name: str, checkpoint: Checkpoint, dtype) -> Model:
     """The model of an open checkpoint."""
-    _require_memory(checkpoint, dtype)
+    require_memory(checkpoint.config, dtype)
     keep_compiled_programs()
     # The tokenizer's library takes seconds to import: meanwhile the weights are read.
     with ThreadPoolExecutor(1) as aside:
@@ -59,8 +59,9 @@ def read_model(name: str, checkpoint: Checkpoint, dtype) -> Model:
         return Model(name, checkpoint.config, params, tokenizer.result())
 
 
-def _require_memory(checkpoint: Checkpoint, dtype) -> None:
-    needed, free = weight_bytes(checkpoint.config, dtype), free_bytes()
+def require_memory(config: ModelConfig, dtype) -> None:
+    """Refuses weights for which there is no room."""
+    needed, free = weight_bytes(config, dtype), free_bytes()
     if free is not None and needed > free:
         advice = f"; try dtype='{half_dtype()}'" if dtype == jnp.float32 else ""
         raise UserError(

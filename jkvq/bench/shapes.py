@@ -15,7 +15,7 @@ from jkvq.cache.specs.spec import CacheSpec
 from jkvq.llm import LLM, with_cache
 from jkvq.models.config import Experts, ModelConfig
 from jkvq.models.decoder import abstract_params
-from jkvq.models.model import Model
+from jkvq.models.model import Model, require_memory
 from jkvq.support.compile_cache import keep_compiled_programs
 from jkvq.support.errors import UserError, nearest
 
@@ -78,6 +78,7 @@ def shape_config(name: str) -> ModelConfig:
 
 def random_model(config: ModelConfig, dtype=jnp.bfloat16) -> Model:
     """Weights of the size that a trained model's have, and tokens that are some text."""
+    require_memory(config, dtype)
     keep_compiled_programs()
     leaves, tree = jax.tree.flatten(abstract_params(config, dtype))
     keys = jax.random.split(jax.random.key(0), len(leaves))

@@ -51,6 +51,12 @@ def test_the_largest_batch_fills_the_memory(llms, monkeypatch):
     assert steps.largest_batch(llms["bf16"], 1000) == 3
 
 
+def test_random_weights_that_do_not_fit_are_refused(monkeypatch):
+    monkeypatch.setattr("jkvq.models.model.free_bytes", lambda: 1000)
+    with pytest.raises(jkvq.UserError, match=r"the weights take 16\.4 GB and 1 KB are free$"):
+        random_model(shape_config("qwen3-8b"))
+
+
 def test_pages_are_filled_where_they_lie():
     array = jax.block_until_ready(jnp.ones((64, 512), jnp.uint16) * jnp.uint16(3))
     place = array.unsafe_buffer_pointer()
