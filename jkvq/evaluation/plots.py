@@ -1,13 +1,12 @@
 """What the evaluation draws. Figures are returned; `save_picture` writes them."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from jkvq.cache.specs.spec_text import parse_spec
-from jkvq.evaluation.baselines import BASELINES
+from jkvq.evaluation.compared import method_of, windows_of, written_windows
 from jkvq.evaluation.fidelity import Fidelity
 from jkvq.evaluation.perplexity import Score
 from jkvq.support.pictures import MARKERS, SEQUENTIAL, line_look, new_figure
@@ -116,30 +115,31 @@ def needle_figure(
 def kl_figure(results: Mapping[int, Mapping[str, Score]], title: str) -> "Figure":
     """A panel for each length: KL over the bits that are stored at that length.
 
-    A method has a colour; its windows have a mark, and a line joins them.
+    A method has a colour; its windows have a mark, and a line joins them. A dotted line leads along
+    those that no other has less KL than with as few bits.
     """
     compared = {
-        length: {cache: score for cache, score in scores.items() if score.kl}
+        length: {cache: (s.bits_per_element, s.kl) for cache, s in scores.items() if s.kl}
         for length, scores in results.items()
     }
     caches = list(dict.fromkeys(cache for scores in compared.values() for cache in scores))
-    methods = list(dict.fromkeys(map(_without_windows, caches)))
-    windows = sorted({_windows(cache) for cache in caches})
+    methods = list(dict.fromkeys(map(method_of, caches)))
+    windows = sorted({windows_of(cache) for cache in caches})
     figure = new_figure(
         max(7, 4.6 * len(compared)),
         5.2,
         f"{title}\nKL of the next token from the 16-bit cache: lower is better",
     )
     panels = figure.subplots(1, len(compared), sharey=True, squeeze=False)[0]
-    for axes, (length, scores) in zip(panels, compared.items(), strict=True):
+    for axes, (length, points) in zip(panels, compared.items(), strict=True):
         for index, method in enumerate(methods):
-            own = [cache for cache in scores if _without_windows(cache) == method]
-            own.sort(key=lambda cache: scores[cache].bits_per_element)
-            points = [(scores[cache].bits_per_element, scores[cache].kl) for cache in own]
-            axes.plot(*zip(*points, strict=True), alpha=0.5, **line_look(index))
-            for cache, point in zip(own, points, strict=True):
-                mark = MARKERS[windows.index(_windows(cache)) % len(MARKERS)]
+            own = {cache: point for cache, point in points.items() if method_of(cache) == method}
+            axes.plot(*zip(*sorted(own.values()), strict=True), alpha=0.5, **line_look(index))
+            for cache, point in own.items():
+                mark = MARKERS[windows.index(windows_of(cache)) % len(MARKERS)]
                 axes.plot(*point, mark, color=line_look(index)["color"])
+        front = np.asarray(best_for_their_bits(points.values())).reshape(-1, 2)
+        axes.plot(*front.T, "k:", drawstyle="steps-post", linewidth=1)
         axes.set_yscale("log")
         axes.set_title(f"first {length:,} tokens", fontsize="medium")
         axes.set_xlabel("bits per element, windows among them")
@@ -147,21 +147,18 @@ def kl_figure(results: Mapping[int, Mapping[str, Score]], title: str) -> "Figure
     panels[0].set_ylabel("KL (nats)")
     for index, method in enumerate(methods):
         panels[0].plot([], [], label=method, **line_look(index))
-    for index, (sink, recent) in enumerate(windows):
-        label = f"windows {sink} + {recent}" if sink + recent else "no windows"
-        panels[0].plot([], [], MARKERS[index % len(MARKERS)], color="gray", label=label)
+    panels[0].plot([], [], "k:", linewidth=1, label="least KL for its bits")
+    for index, pair in enumerate(windows):
+        mark = MARKERS[index % len(MARKERS)]
+        panels[0].plot([], [], mark, color="gray", label=f"windows: {written_windows(pair)}")
     figure.legend(loc="outside lower center", ncols=4)
     return figure
 
 
-def _without_windows(cache: str) -> str:
-    name, *overrides = cache.split(",")
-    return ",".join([name, *(o for o in overrides if not o.startswith(("sink=", "recent=")))])
-
-
-def _windows(cache: str) -> tuple[int, int]:
-    """How many tokens a cache keeps in 16 bits at its beginning and at its end."""
-    if cache in BASELINES:
-        return 0, 0
-    spec = parse_spec(cache)
-    return spec.sink, spec.recent
+def best_for_their_bits(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Of pairs of bits and KL those that have less KL than all with as few bits (Pareto's)."""
+    best: list[tuple[float, float]] = []
+    for bits, kl in sorted(points):
+        if not best or kl < best[-1][1]:
+            best.append((bits, kl))
+    return best

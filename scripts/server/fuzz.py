@@ -97,8 +97,9 @@ def _quick(body: dict[str, Any]) -> dict[str, Any]:
     for name, most in (("max_tokens", 3), ("max_completion_tokens", 3), ("n", 2)):
         if isinstance(body.get(name), int) and body[name] > most:
             body[name] = most
-    if "messages" in body and "max_tokens" not in body:
-        body.setdefault("max_completion_tokens", 2)
+    limits = "max_tokens", "max_completion_tokens"
+    if "messages" in body and all(body.get(name) is None for name in limits):
+        body["max_completion_tokens"] = 2
     return body
 
 

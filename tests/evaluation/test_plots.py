@@ -5,9 +5,17 @@ import re
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from jkvq.evaluation.fidelity import Fidelity
-from jkvq.evaluation.plots import fidelity_figure, needle_figure
+from jkvq.evaluation.perplexity import Score
+from jkvq.evaluation.plots import (
+    best_for_their_bits,
+    fidelity_figure,
+    kl_figure,
+    needle_figure,
+)
 
 NAMES = [field.name for field in dataclasses.fields(Fidelity)]
 
@@ -73,3 +81,37 @@ def test_needles_have_a_number_in_each_cell_that_can_be_read():
     for text, score in zip(panels[0].texts, np.ravel(scores["single"]), strict=True):
         brightness = np.dot(image.to_rgba(score, norm=True)[:3], [0.299, 0.587, 0.114])
         assert abs(brightness - (text.get_color() == "white")) > 0.4
+
+
+def _score(bits: float, kl: float) -> Score:
+    return Score(ppl=10.0, nll=2.3, kl=kl, scored=100, bits_per_element=bits)
+
+
+@given(
+    st.lists(st.tuples(st.floats(1, 16), st.floats(1e-6, 10)), min_size=1, max_size=12, unique=True)
+)
+def test_the_best_for_their_bits_are_those_that_nothing_is_better_than(points):
+    def beaten(own):
+        return any(other != own and other[0] <= own[0] and other[1] <= own[1] for other in points)
+
+    assert best_for_their_bits(points) == sorted(own for own in points if not beaten(own))
+
+
+def test_kl_is_drawn_over_bits_a_mark_for_windows_and_a_line_along_the_best():
+    found = {
+        "bf16": _score(16, 0.0),
+        "int4": _score(4.5, 0.1),
+        "int4,sink=64,recent=64": _score(4.8, 0.01),
+        "oscar-int2,sink=0,recent=0": _score(2.5, 1.3),
+        "kivi-int2": _score(4.6, 0.3),
+    }
+    figure = kl_figure({2048: found}, "the model")
+    (axes,) = figure.axes
+    dotted = [np.asarray(line.get_xydata()) for line in axes.lines if line.get_linestyle() == ":"]
+    (front,) = (points for points in dotted if points.size)  # another is for the legend
+    assert front.tolist() == [[2.5, 1.3], [4.5, 0.1], [4.8, 0.01]]
+    labels = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert labels == [
+        *("int4", "oscar-int2", "kivi-int2", "least KL for its bits"),
+        *("windows: none", "windows: 64 + 64"),
+    ]

@@ -10,7 +10,7 @@ from jkvq.cli.engine.interrupts import on_ctrl_c
 from jkvq.cli.evaluate.shared import (
     Calibrations,
     Text,
-    Tokens,
+    Windows,
     calibrated,
     choose_calibrations,
     whole_numbers,
@@ -30,7 +30,19 @@ def compare(
     caches: Annotated[
         str, typer.Option("--caches", "--cache", help="One or more, with commas between.")
     ] = "saw-int4,jkvq-int4,jkvq-int2",
-    tokens: Tokens = 2048,
+    also: Annotated[
+        str | None,
+        typer.Option(
+            help="Caches and baselines of which perplexity and KL are measured alone, such as "
+            "kivi-int2,jkvq-int2,calibration=DIR.",
+            show_default="none",
+        ),
+    ] = None,
+    tokens: Annotated[
+        str,
+        typer.Option(help="How many, from the text's beginning; several with commas between."),
+    ] = "2048",
+    windows: Windows = None,
     tasks: Annotated[
         str | None, typer.Option(help="As `jkvq eval tasks` has them.", show_default="none")
     ] = None,
@@ -55,6 +67,7 @@ def compare(
         from jkvq.cache.specs.spec_text import parse_spec, split_names
         from jkvq.cli.compare.report import Findings, rows, write_comparison
         from jkvq.cli.compare.stages import Stages
+        from jkvq.evaluation.compared import in_windows, read_windows
         from jkvq.evaluation.corpus import first_tokens, read_text
         from jkvq.jobs.batch import Window
         from jkvq.models.model import load_model
@@ -63,18 +76,21 @@ def compare(
         from jkvq.tasks.task import Setting
 
     numbers, content = tuple(whole_numbers("lengths", lengths)), read_text(text)
-    require_positive(tokens=tokens, requests=requests, lengths=min(numbers))
+    scored = sorted(set(whole_numbers("tokens", tokens)))
+    require_positive(tokens=scored[0], requests=requests, lengths=min(numbers))
     require_positive(limit=1 if limit is None else limit)
     require_known(implementation)
     chosen = chosen_tasks(tasks) if tasks else {}
     names = list(dict.fromkeys([PLAIN_CACHE, *split_names(caches)]))
     for name in names:
         parse_spec(name)  # refuses baselines, which are for other commands
-    folders = choose_calibrations(calibration, names)
+    others = split_names(also) if also else []
+    every = in_windows([*names, *others], [] if windows is None else read_windows(windows))
+    folders = choose_calibrations(calibration, every)
     plain = load_model(model, dtype=dtype)
     known = {name: calibrated(plain, name, folder) for name, folder in folders.items()}
-    stages = Stages(out, plain, known, implementation)
-    read = first_tokens(plain.tokenizer, content, tokens)
+    stages = Stages(out, plain, names, known, implementation)
+    read = first_tokens(plain.tokenizer, content, scored[-1])
     answered = None
     if chosen:
         setting = Setting(plain.tokenizer, plain.config.context, data, numbers, limit, seed=0)
@@ -86,12 +102,12 @@ def compare(
     workload = Workload(requests=requests)
     found = Findings(
         stages.memory(),
-        stages.perplexity(read, text.name),
+        stages.perplexity(read, scored, text.name),
         stages.fidelity(read[:_LAYERS], text.name),
         stages.speed(draw_requests(plain, workload)),
         answered,
     )
-    title = f"{model}, first {tokens:,} tokens of {text.name}"
+    title = f"{model}, first {scored[-1]:,} tokens of {text.name}"
     write_comparison(out, title, found)
     note(f"the report is {out / 'report.md'}")
     header, *body = rows(found)

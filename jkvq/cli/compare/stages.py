@@ -14,10 +14,11 @@ from jkvq.cache.footprint import bits_per_element, sequence_bytes
 from jkvq.cache.shape import CacheShape
 from jkvq.cache.specs.spec_text import parse_spec
 from jkvq.defaults import PLAIN_CACHE
+from jkvq.evaluation.compared import cache_of
 from jkvq.evaluation.corpus import leading_tokens
 from jkvq.evaluation.fidelity import fidelity
-from jkvq.evaluation.perplexity import compare
-from jkvq.evaluation.plots import fidelity_figure
+from jkvq.evaluation.perplexity import Score, compare_lengths
+from jkvq.evaluation.plots import fidelity_figure, kl_figure
 from jkvq.evaluation.subjects import reconstruction, subject
 from jkvq.llm import LLM, with_cache
 from jkvq.models.model import Model
@@ -26,6 +27,7 @@ from jkvq.support.errors import UserError
 from jkvq.support.pictures import save_picture
 
 Found = dict[str, dict[str, Any]]  # figures by cache
+Scores = dict[int, dict[str, Score]]  # by tokens that were read, and cache
 CONTEXTS = (2048, 16384, 131072)
 _AT_ONCE = 8  # requests, when speed is measured
 
@@ -34,11 +36,13 @@ _AT_ONCE = 8  # requests, when speed is measured
 class Stages:
     """Caches of one model, measured into a folder.
 
-    calibrations: by cache; the 16-bit one is the first.
+    caches: that everything is measured of; the 16-bit one is the first.
+    calibrations: of these, and of those whose perplexity is measured alone.
     """
 
     out: Path
     model: Model
+    caches: Sequence[str]
     calibrations: Mapping[str, Calibration | None]
     implementation: str | None
 
@@ -49,7 +53,7 @@ class Stages:
     def memory(self) -> Found:
         """Bits per element, and bytes of a sequence, at some lengths."""
         shape = CacheShape.of(self.model.config)
-        specs = {cache: parse_spec(cache) for cache in self.calibrations}
+        specs = {cache: parse_spec(cache) for cache in self.caches}
         return {
             cache: {
                 "bits": {n: bits_per_element(spec, shape, n) for n in CONTEXTS},
@@ -58,23 +62,35 @@ class Stages:
             for cache, spec in specs.items()
         }
 
-    def perplexity(self, tokens: list[int], text: str) -> Found:
-        """Perplexity of a text, and KL from the 16-bit cache."""
+    def perplexity(self, tokens: list[int], lengths: Sequence[int], text: str) -> Scores:
+        """Perplexity of a text's first tokens, and KL from the 16-bit cache; draws it over bits."""
 
         def measure(caches: Sequence[str]) -> Found:
             asked = dict.fromkeys((PLAIN_CACHE, *caches))
             subjects = {
                 cache: subject(
-                    *(self.model, cache, self.calibrations[cache]),
+                    *(self.model, cache_of(cache), self.calibrations[cache]),
                     implementation=self.implementation,
                 )
                 for cache in asked
             }
             leading = len(leading_tokens(self.model.tokenizer))
-            found = compare(subjects, tokens, reference=PLAIN_CACHE, leading=leading)
-            return {cache: dataclasses.asdict(found[cache]) for cache in caches}
+            found = compare_lengths(
+                subjects, tokens, lengths, reference=PLAIN_CACHE, leading=leading
+            )
+            return {
+                cache: {str(n): dataclasses.asdict(found[n][cache]) for n in lengths}
+                for cache in caches
+            }
 
-        return self._kept("perplexity", {"text": text, "tokens": len(tokens)}, measure)
+        settings = {"text": text, "tokens": list(lengths)}
+        kept = self._kept("perplexity", settings, measure, list(self.calibrations))
+        scores = {
+            n: {cache: Score(**each[str(n)]) for cache, each in kept.items()} for n in lengths
+        }
+        if any(score.kl for score in scores[lengths[-1]].values()):
+            save_picture(kl_figure(scores, f"{self.model.name}, {text}"), self.out / "kl.png")
+        return scores
 
     def fidelity(self, tokens: list[int], text: str) -> Found:
         """What caches do to attention, in the mean over layers; draws it by layers too."""
@@ -93,7 +109,8 @@ class Stages:
                 for cache, each in found.items()
             }
 
-        return self._kept("fidelity", {"text": text, "tokens": len(tokens)}, measure)
+        settings = {"text": text, "tokens": len(tokens)}
+        return self._kept("fidelity", settings, measure, self.caches)
 
     def speed(self, requests: Sequence[Request]) -> Found:
         """Tokens per second of the engine with some requests at once, and of single calls."""
@@ -105,10 +122,15 @@ class Stages:
                 found[cache] = {each.way: each.tokens_per_second for each in ways}
             return found
 
-        return self._kept("speed", {"requests": len(requests), "at_once": _AT_ONCE}, measure)
+        settings = {"requests": len(requests), "at_once": _AT_ONCE}
+        return self._kept("speed", settings, measure, self.caches)
 
     def _kept(
-        self, stage: str, settings: dict[str, Any], measure: Callable[[Sequence[str]], Found]
+        self,
+        stage: str,
+        settings: dict[str, Any],
+        measure: Callable[[Sequence[str]], Found],
+        caches: Sequence[str],
     ) -> Found:
         """What a stage has found, now or in an earlier run."""
         place, own = self.out / f"{stage}.json", {"model": self.model.name, **settings}
@@ -127,8 +149,8 @@ class Stages:
                 )
         else:
             by_cache = ()
-        if missing := [cache for cache in self.calibrations if cache not in by_cache]:
+        if missing := [cache for cache in caches if cache not in by_cache]:
             kept["caches"] |= measure(missing)
             with written_whole(place) as file:
                 json.dump(kept, file, indent=1)
-        return {cache: kept["caches"][cache] for cache in self.calibrations}
+        return {cache: kept["caches"][cache] for cache in caches}

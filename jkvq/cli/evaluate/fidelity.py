@@ -41,6 +41,7 @@ def eval_fidelity(
     Takes the baselines kivi-int2, kivi-int4, kitty-int2 and kitty25-int2 too.
     """
     from jkvq.cache.specs.spec_text import split_names
+    from jkvq.evaluation.compared import cache_of
     from jkvq.evaluation.corpus import first_tokens, read_text
     from jkvq.evaluation.fidelity import fidelity
     from jkvq.evaluation.plots import fidelity_figure
@@ -55,7 +56,7 @@ def eval_fidelity(
     plain = load_model(model, dtype=dtype)
     chosen = first_tokens(plain.tokenizer, content, tokens)
     caches = {
-        name: reconstruction(plain, name, calibrated(plain, name, folder))
+        name: reconstruction(plain, cache_of(name), calibrated(plain, name, folder))
         for name, folder in folders.items()
     }
     found = fidelity(plain, chosen, caches)

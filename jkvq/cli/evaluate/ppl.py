@@ -11,6 +11,7 @@ from jkvq.cli.evaluate.shared import (
     Calibrations,
     Plot,
     Text,
+    Windows,
     calibrated,
     choose_calibrations,
     whole_numbers,
@@ -51,6 +52,7 @@ def eval_ppl(
     position: Annotated[
         int, typer.Option(help="Where a window's first token stands in the model's context.")
     ] = 0,
+    windows: Windows = None,
     plot: Plot = None,
     dtype: Dtype = None,
     implementation: Implementation = None,
@@ -60,10 +62,11 @@ def eval_ppl(
 
     Beside the caches of `jkvq caches` it takes the baselines kivi-int2, kivi-int4, kitty-int2 and
     kitty25-int2. The 16-bit cache is always run. Several lengths, such as 2048,8192, are scored in
-    one reading of the text.
+    one reading of the text. jkvq-int2,calibration=DIR is a cache with a calibration of its own.
     """
     from jkvq.attention.implementation import require_known
     from jkvq.cache.specs.spec_text import split_names
+    from jkvq.evaluation.compared import cache_of, in_windows, read_windows
     from jkvq.evaluation.corpus import first_tokens, leading_tokens, read_text
     from jkvq.evaluation.perplexity import compare_lengths
     from jkvq.evaluation.plots import kl_figure
@@ -75,6 +78,7 @@ def eval_ppl(
     require_positive(tokens=lengths[0])
     names, content = split_names(cache), read_text(text)
     names = names if PLAIN_CACHE in names else [PLAIN_CACHE, *names]
+    names = in_windows(names, [] if windows is None else read_windows(windows))
     require_known(implementation)
     check_picture(plot)
     if plot is not None and names == [PLAIN_CACHE]:
@@ -82,9 +86,10 @@ def eval_ppl(
     folders = choose_calibrations(calibration, names)
     plain = load_model(model, dtype=dtype)
     chosen = first_tokens(plain.tokenizer, content, lengths[-1])
+    known = {name: calibrated(plain, name, folder) for name, folder in folders.items()}
     subjects = {
-        name: subject(plain, name, calibrated(plain, name, folder), implementation=implementation)
-        for name, folder in folders.items()
+        name: subject(plain, cache_of(name), found, implementation=implementation)
+        for name, found in known.items()
     }
     asked = {"context": context, "stride": stride, "position": position}
     leading = len(leading_tokens(plain.tokenizer))

@@ -21,6 +21,14 @@ Calibrations = Annotated[
         show_default="those kept for the model, made on first use",
     ),
 ]
+Windows = Annotated[
+    str | None,
+    typer.Option(
+        help="16-bit tokens at the beginning and at the end that each cache is measured with too, "
+        "such as none,64+64,64+256.",
+        show_default="its own",
+    ),
+]
 Plot = Annotated[Path | None, typer.Option(help="Draw it too, as PNG.", show_default=False)]
 Tokens = Annotated[int, typer.Option(help="How many, from the text's beginning.")]
 
@@ -34,11 +42,19 @@ def whole_numbers(name: str, text: str) -> list[int]:
 
 
 def choose_calibrations(folders: Sequence[Path], caches: Sequence[str]) -> dict[str, Path | None]:
-    """The folder that serves each cache or baseline; None is the calibration kept for the model."""
+    """The folder that serves each cache or baseline; None is the calibration kept for the model.
+
+    Names are as `evaluation/compared.py` has them.
+    """
+    from jkvq.evaluation.compared import cache_of, folder_of
     from jkvq.evaluation.subjects import choose_calibration
 
-    chosen = {name: choose_calibration(folders, name) for name in caches}
-    for folder in folders:
+    own = {name: folder for name in caches if (folder := folder_of(name)) is not None}
+    chosen = {
+        name: choose_calibration([own[name]] if name in own else folders, cache_of(name))
+        for name in caches
+    }
+    for folder in (*folders, *own.values()):
         if folder not in chosen.values():
             raise UserError(
                 f"the calibration {folder} is of no use to {', '.join(caches)}: leave it out, or "
@@ -51,9 +67,11 @@ def calibrated(model: "Model", cache: str, folder: Path | None) -> "Calibration 
     """What a cache needs to know of a model, from the folder, as kept for it, or made now."""
     from jkvq.cache.specs.spec_text import parse_spec
     from jkvq.evaluation.baselines import BASELINES
+    from jkvq.evaluation.compared import cache_of
     from jkvq.llm import find_calibration
     from jkvq.loading.load import calibration_for
 
+    cache = cache_of(cache)
     if cache in BASELINES:
         return None
     spec = parse_spec(cache)

@@ -33,7 +33,7 @@ def test_one_folder_holds_what_the_single_commands_say(short_model, text, sums, 
     report = (out / "report.md").read_text()
     ppl = run_json("eval", "ppl", *common, "--cache", "int4")["results"]["240"]
     for cache in ("bf16", "int4"):
-        (row,) = (line for line in report.splitlines() if line.startswith(f"| {cache} |"))
+        row = next(line for line in report.splitlines() if line.startswith(f"| {cache} |"))
         assert f"| {ppl[cache]['ppl']:,.3f} | {ppl[cache]['kl']:.4f} |" in row
         assert cache in printed
     kept = {path: path.read_bytes() for path in out.glob("*.json")}
@@ -41,11 +41,24 @@ def test_one_folder_holds_what_the_single_commands_say(short_model, text, sums, 
     run("compare", *common, "--caches", "int4", *chosen)
     assert {path: path.read_bytes() for path in out.glob("*.json")} == kept
     # A cache that is added is measured; the others stay as they are.
-    run("compare", *common, "--caches", "int4,int8", *chosen)
+    wider = "--also", "kivi-int2", "--windows", "none,8+16"
+    run("compare", *common, "--caches", "int4,int8", *wider, *chosen)
     speeds = json.loads((out / "speed.json").read_text())["caches"]
     assert list(speeds) == ["bf16", "int4", "int8"]
     assert speeds["int4"] == json.loads(kept[out / "speed.json"])["caches"]["int4"]
-    with pytest.raises(jkvq.UserError, match=r"was measured with tokens=240, not 200: give the"):
+    lines = (out / "report.md").read_text().splitlines()
+    asked = ("--cache", "int4,kivi-int2", "--windows", "none,8+16")
+    ppl = run_json("eval", "ppl", *common, *asked)["results"]["240"]
+    assert list(ppl) == ["bf16", "int4", "int4,sink=8,recent=16", "kivi-int2"]
+    bits = {
+        cache: f"{each['bits_per_element']:.2f}, {each['kl']:.4f}" for cache, each in ppl.items()
+    }
+    assert f"| int4 | {bits['int4']} | {bits['int4,sink=8,recent=16']} |" in lines
+    assert f"| kivi-int2 | {bits['kivi-int2']} |  |" in lines
+    assert (out / "kl.png").stat().st_size > 1000
+    with pytest.raises(
+        jkvq.UserError, match=r"was measured with tokens=\[240\], not \[200\]: give the"
+    ):
         run("compare", *common[:-1], "200", "--caches", "int4", *chosen)
 
 
@@ -55,6 +68,8 @@ def test_one_folder_holds_what_the_single_commands_say(short_model, text, sums, 
         (["--caches", "kivi-int2"], "cache 'kivi-int2' exists in"),
         (["--tasks", "gms8k"], "task 'gms8k' is not known"),
         (["--requests", "0"], "requests=0: at least 1"),
+        (["--windows", "64"], "windows=64: none, or tokens at the beginning and at the end such"),
+        (["--also", "kivi-int2,calibration=x"], "the calibration x is of no use to bf16, saw-int4"),
     ],
 )
 def test_bad_input_is_refused_before_a_model_is_loaded(text, tmp_path, arguments, sentence):

@@ -34,3 +34,10 @@ def test_a_calibration_that_serves_none_of_the_caches_is_refused(plain, tmp_path
     assert served == {"bf16": None, "int4,center=true": folder}
     with pytest.raises(jkvq.UserError, match="center is of no use to bf16, jkvq-int4: leave it"):
         choose_calibrations([folder], ["bf16", "jkvq-int4"])
+    name = f"int4,center=true,calibration={folder}"
+    assert choose_calibrations([], ["int4,center=true", name]) == {
+        "int4,center=true": None,
+        name: folder,
+    }
+    with pytest.raises(jkvq.UserError, match="center is of no use to int4,calibration="):
+        choose_calibrations([], [f"int4,calibration={folder}"])
