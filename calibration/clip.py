@@ -17,12 +17,12 @@ from jkvq.cache.calibrated import Calibration
 from jkvq.cache.shape import CacheShape
 from jkvq.cache.specs.spec import CacheSpec
 from jkvq.cache.specs.spec_text import spec_text
-from jkvq.calibration.observe import causal, sequences
+from jkvq.calibration.observe import sequences
 from jkvq.calibration.solve import CalibrationOptions
 from jkvq.models.config import ModelConfig
 from jkvq.models.decoder import Params, embed, run_layer
 from jkvq.pallas_kernels.formats.packed import LayerIndex
-from jkvq.pallas_kernels.reference.dense_attention import products, softmax, weighted_sum
+from jkvq.pallas_kernels.reference.dense_attention import causal, products, softmax, weighted_sum
 from jkvq.support.errors import UserError
 from jkvq.support.progress import count_bar
 
@@ -98,7 +98,8 @@ class _Measuring:
         basis, layer, spec, scale = self.basis, self.layer, self.spec, self.scale
         position = jnp.arange(q.shape[1], dtype=jnp.int32)
         real = position < self.count
-        visible, at = causal(real, self.window), basis.key.angles(spec.middle(position)[None])
+        visible = causal(position, len(position), self.window) & real[None]
+        at = basis.key.angles(spec.middle(position)[None])
         packed = spec.reads_packed(position[:, None], position[None])[None, None]
         rotated = basis.key.rotate_queries(q, layer)[0]
         logits = scale * products(q[0], k[0])

@@ -25,7 +25,7 @@ from jkvq.cache.specs.page_rule import Windows
 from jkvq.calibration.moments import Captured, Moments, Read
 from jkvq.models.config import ModelConfig
 from jkvq.models.decoder import Params, embed, run_layer
-from jkvq.pallas_kernels.reference.dense_attention import products, softmax, weighted_sum
+from jkvq.pallas_kernels.reference.dense_attention import causal, products, softmax, weighted_sum
 from jkvq.pallas_kernels.rotary import angles, rotate
 from jkvq.support.progress import count_bar
 
@@ -104,12 +104,6 @@ def sequences(
         padded = np.zeros((1, width), np.int32)
         padded[0, : len(part)] = part
         yield jnp.asarray(padded), jnp.asarray(len(part), jnp.int32)
-
-
-def causal(real: Bool[Array, " T"], window: int | None = None) -> Bool[Array, "T T"]:
-    """Which tokens a token sees: itself and real ones before it, in its window."""
-    seen = jnp.tri(len(real), dtype=bool) & real[None]
-    return seen if window is None else seen & ~jnp.tri(len(real), k=-window, dtype=bool)
 
 
 class _Places(NamedTuple):
@@ -214,7 +208,7 @@ def _attention(
     K = k.shape[1]
     G = N // K
     number, page, packed_pages = places.number[None], places.page, places.packed_pages
-    visible = causal(places.real, window)
+    visible = causal(jnp.arange(T, dtype=jnp.int32), T, window) & places.real[None]
     of_page = (page[:, None] == number).astype(jnp.float32)
     of_step = ((packed_pages[:, None] == number) & places.real[:, None]).astype(jnp.float32)
     of_page = jnp.broadcast_to(of_page[:, None], (T, K, number.size))

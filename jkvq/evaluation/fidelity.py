@@ -19,7 +19,6 @@ from jkvq.evaluation.reconstruct import (
     LayerReconstruction,
     Reconstruction,
     attend_reconstructed,
-    causal,
     in_blocks,
     mix,
     scores,
@@ -28,7 +27,7 @@ from jkvq.models.config import ModelConfig
 from jkvq.models.decoder import embed, run_layer
 from jkvq.models.model import Model
 from jkvq.pallas_kernels.reference.chunk_attention import chunk_attention
-from jkvq.pallas_kernels.reference.dense_attention import softmax
+from jkvq.pallas_kernels.reference.dense_attention import causal, softmax
 from jkvq.pallas_kernels.reference.merge import merge_all, sink_part
 from jkvq.pallas_kernels.rotary import angles, rotated_dots
 from jkvq.support.errors import UserError

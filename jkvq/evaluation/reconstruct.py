@@ -16,7 +16,7 @@ from jkvq.cache.basis import Basis, SideBasis
 from jkvq.cache.specs.spec import CacheSpec
 from jkvq.pallas_kernels.formats.packed import LayerIndex
 from jkvq.pallas_kernels.formats.words import from_words, to_words
-from jkvq.pallas_kernels.reference.dense_attention import products, softmax, weighted_sum
+from jkvq.pallas_kernels.reference.dense_attention import causal, products, softmax, weighted_sum
 
 _BLOCK = 128  # queries at a time
 
@@ -119,15 +119,6 @@ def mix(
     """The weighted sum of v; v as coded where ``reads_coded``, else as windowed."""
     on_coded = jnp.where(reads_coded[None, None], weights, 0.0)
     return weighted_sum(on_coded, coded) + weighted_sum(weights - on_coded, windowed)
-
-
-def causal(
-    position: Int[Array, " T"], tokens: int, window: int | None = None
-) -> Bool[Array, "T S"]:
-    """Which of tokens 0 to S - 1 a query sees: those up to itself, and in its window."""
-    token, position = jnp.arange(tokens)[None], position[:, None]
-    seen = token <= position
-    return seen if window is None else seen & (token > position - window)
 
 
 def in_blocks(

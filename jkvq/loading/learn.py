@@ -9,7 +9,8 @@ from jkvq.cache.calibrated import Calibration
 from jkvq.cache.specs.spec import CacheSpec
 from jkvq.cache.specs.spec_text import parse_spec
 from jkvq.calibration.artefact import calibration_digest
-from jkvq.calibration.learning.cost import operations, require_time
+from jkvq.calibration.learning.cost import layer_operations, operations, require_time
+from jkvq.calibration.learning.layerwise import QUERIES, WINDOWS
 from jkvq.calibration.learning.learn import Outcome, learn, require_learnable
 from jkvq.calibration.learning.text import Text, cut
 from jkvq.calibration.solve import CalibrationOptions
@@ -18,6 +19,7 @@ from jkvq.models.model import Model
 from jkvq.version import VERSION
 
 _PASSES = 4  # of a step: exact, over the cache, the same once more, and back
+_LAYERS_PASSES = 6  # exact, once more and back; exact for the layers
 
 
 def learned_cache(chosen: CalibrationOptions) -> CacheSpec | None:
@@ -43,8 +45,20 @@ def text_to_learn(
         batch=chosen.batch,
         seed=chosen.seed,
     )
-    each = _PASSES * chosen.batch * operations(model.config, chosen.window)
-    require_time(f"{chosen.steps} steps of {chosen.batch} windows", chosen.steps * each)
+    one = operations(model.config, chosen.window)
+    step = layer_operations(model.config, chosen.window, QUERIES)
+    by_layers = WINDOWS * _LAYERS_PASSES * one + model.config.layers * chosen.layer_steps * step
+    require_time(
+        f"{chosen.layer_steps} steps of every layer",
+        by_layers if chosen.layer_steps else 0.0,
+        "with fewer",
+    )
+    require_time(
+        f"{chosen.steps} steps of {chosen.batch} windows",
+        chosen.steps * _PASSES * chosen.batch * one,
+        "with fewer steps, a smaller batch or a shorter window; or give steps=0, and every layer "
+        "learns by itself alone",
+    )
     return text
 
 
@@ -63,6 +77,7 @@ def learned(
         start,
         spec,
         text,
+        layer_steps=chosen.layer_steps,
         steps=chosen.steps,
         rate=chosen.rate,
         place=state_file(folder),

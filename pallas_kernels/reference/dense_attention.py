@@ -6,7 +6,16 @@ side by side.
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
+
+
+def causal(
+    position: Int[Array, " T"], tokens: int, window: int | None = None
+) -> Bool[Array, "T S"]:
+    """Which of tokens 0 to S - 1 a query sees: those up to itself, and in its window."""
+    token, position = jnp.arange(tokens, dtype=jnp.int32)[None], position[:, None]
+    seen = token <= position
+    return seen if window is None else seen & (token > position - window)
 
 
 def products(
