@@ -2,7 +2,7 @@
 
 The attention of one layer over its cache is compared with the exact one, on the queries, keys and
 values of the exact model. What its errors cost is known from one way back through the model
-(fisher.py), so that no step runs the model: it takes a thousandth of one that does.
+(fisher.py), so that no step runs the model.
 """
 
 import functools
@@ -29,7 +29,8 @@ from jkvq.calibration.learning.text import Text
 from jkvq.models.config import ModelConfig
 from jkvq.support.progress import Bar, count_bar
 
-WINDOWS = 8  # of the text
+WINDOWS = 32  # of the text
+FISHER_WINDOWS = 8  # of these, by which it is known what errors cost
 QUERIES = 256  # of one of them, in a step
 _RATE = 0.006  # the greatest, of Adam
 
@@ -40,8 +41,9 @@ def learned_by_layers(
     """What is learned after each layer, from the first that is not ``done`` on."""
     config, layers = network.config, network.config.layers
     windows = text.spread(WINDOWS)
-    with count_bar("Reading what each layer's errors cost", len(windows) * layers) as bar:
-        fisher = fishers(network, windows, text.seed, bar)
+    some = windows[:: -(-len(windows) // FISHER_WINDOWS)]
+    with count_bar("Reading what each layer's errors cost", len(some) * layers) as bar:
+        fisher = fishers(network, some, text.seed, bar)
     states, rotary = zip(*(network.embed(each.tokens) for each in windows), strict=True)
     states, rule = list(states), adam(_RATE, steps)
     with count_bar("Learning layer by layer", layers * steps) as bar:

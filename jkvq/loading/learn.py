@@ -10,7 +10,7 @@ from jkvq.cache.specs.spec import CacheSpec
 from jkvq.cache.specs.spec_text import parse_spec
 from jkvq.calibration.artefact import calibration_digest
 from jkvq.calibration.learning.cost import layer_operations, operations, require_time
-from jkvq.calibration.learning.layerwise import QUERIES, WINDOWS
+from jkvq.calibration.learning.layerwise import FISHER_WINDOWS, QUERIES, WINDOWS
 from jkvq.calibration.learning.learn import Outcome, learn, require_learnable
 from jkvq.calibration.learning.text import Text, cut
 from jkvq.calibration.solve import CalibrationOptions
@@ -19,7 +19,7 @@ from jkvq.models.model import Model
 from jkvq.version import VERSION
 
 _PASSES = 4  # of a step: exact, over the cache, the same once more, and back
-_LAYERS_PASSES = 6  # exact, once more and back; exact for the layers
+_FISHER_PASSES = 4  # exact, the same once more, and back
 
 
 def learned_cache(chosen: CalibrationOptions) -> CacheSpec | None:
@@ -47,7 +47,8 @@ def text_to_learn(
     )
     one = operations(model.config, chosen.window)
     step = layer_operations(model.config, chosen.window, QUERIES)
-    by_layers = WINDOWS * _LAYERS_PASSES * one + model.config.layers * chosen.layer_steps * step
+    passes = WINDOWS + _FISHER_PASSES * FISHER_WINDOWS
+    by_layers = passes * one + model.config.layers * chosen.layer_steps * step
     require_time(
         f"{chosen.layer_steps} steps of every layer",
         by_layers if chosen.layer_steps else 0.0,
