@@ -42,8 +42,8 @@ class Manifest:
     options: of the method, as far as they are not the default.
     windows: sink, recent and page of the caches that `SideCalibration.past_windows` was made for.
     corpus, corpus_sha256: the text's name and hash.
-    learned: where it was learned, KLs on what was held out of the text: of the start, behind what
-        the layers learned by themselves, and of the step that was kept.
+    learned: where it was learned, the KL on what was held out of the text: of the start and of the
+        step that was kept.
     caches: those that were tuned with it, by name.
     """
 

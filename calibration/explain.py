@@ -1,7 +1,5 @@
 """An artefact in words."""
 
-from collections.abc import Mapping
-
 import numpy as np
 
 from jkvq.cache.calibrated import SideCalibration, methods_for
@@ -31,7 +29,10 @@ def explain(artefact: Artefact) -> list[str]:
         f"Serves {', '.join(serves)}." if serves else "Serves any cache with center=true.",
     ]
     if learned := manifest.learned:
-        lines.append(f"Learned for {manifest.options['learn_for']}: {learned_in_words(learned)}.")
+        lines.append(
+            f"Learned for {manifest.options['learn_for']}: KL {learned['start_kl']:.3g} before and "
+            f"{learned['kl']:.3g} after step {learned['step']:.0f}, on windows that were held out."
+        )
     lines += [f"Tuned: {name} is {text}." for name, text in manifest.caches.items()]
     for name, side, spectra in (
         ("keys", artefact.calibration.key, artefact.key),
@@ -39,14 +40,6 @@ def explain(artefact: Artefact) -> list[str]:
     ):
         lines += [f"{name}: {line}" for line in _explain_side(side, spectra)]
     return lines
-
-
-def learned_in_words(learned: Mapping[str, float]) -> str:
-    """What a manifest tells of learning."""
-    return (
-        f"KL {learned['start_kl']:.3g} at the start, {learned['layers_kl']:.3g} behind the layers, "
-        f"{learned['kl']:.3g} kept (step {learned['step']:.0f}), on windows that were held out"
-    )
 
 
 def _explain_side(side: SideCalibration, spectra: Spectra) -> list[str]:

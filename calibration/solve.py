@@ -52,9 +52,7 @@ class CalibrationOptions:
     score: by which rotary blocks get their bits.
     clip_for: a cache whose clip ratios are chosen for each layer.
     learn_for: a cache that the balanced rotations and the means are then learned for.
-    layer_steps: of every layer that learns by itself, before all learn together.
-    steps, batch, rate: of learning through the model: how many steps, windows in each, and Adam's
-        greatest rate.
+    steps, batch, rate: of learning: how many steps, windows in each, and Adam's greatest rate.
     window: tokens that see each other; a text is cut into such windows.
     context: the length of the sequences to serve; None is the model's context.
     """
@@ -70,7 +68,6 @@ class CalibrationOptions:
     score: str = "qk_avg"
     clip_for: str | None = None
     learn_for: str | None = None
-    layer_steps: int = 100
     steps: int = 400
     batch: int = 4
     rate: float = 0.003
@@ -108,13 +105,12 @@ _RANGES = (
     ("centroids", 1, 65536),
     ("starts", 1, 100),
     ("seed", 0, INT32),
-    ("layer_steps", 0, 10**6),
-    ("steps", 0, 10**6),
+    ("steps", 1, 10**6),
     ("batch", 1, 4096),
     ("window", 64, 2**20),
     ("context", 64, 2**24),
 )
-LEARNING = ("layer_steps", "steps", "batch", "rate")
+LEARNING = ("steps", "batch", "rate")
 # Options that only these methods look at; the others hold for all.
 OPTIONS_OF = {
     ("jkvq", "oscar"): ("shared", "clip_for"),
@@ -145,10 +141,7 @@ def read_options(method: str, given: Mapping[str, Any]) -> CalibrationOptions:
     for name in LEARNING:
         if name in given and given.get("learn_for") is None:
             raise UserError(f"{name}={given[name]}: only where something is learned; leave it out")
-    options = CalibrationOptions(**given)
-    if options.layer_steps == options.steps == 0:
-        raise UserError("layer_steps=0, steps=0: nothing would be learned; give steps to one")
-    return options
+    return CalibrationOptions(**given)
 
 
 @dataclass(frozen=True)

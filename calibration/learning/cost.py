@@ -12,18 +12,17 @@ from jkvq.support.errors import UserError
 
 LIMIT = 3600.0  # seconds
 _SIZE = 1024  # of the product that is timed
-_OF_SCORE, _OF_CODE = 2e3, 1.2e4  # as timed on two cores
 
 
-def require_time(work: str, operations: float, otherwise: str) -> None:
-    """Refuses to work for hours on a CPU, and says what else could be done."""
+def require_time(work: str, operations: float) -> None:
+    """Refuses to work for hours on a CPU."""
     if jax.default_backend() != "cpu":
         return
     took = operations / _rate()
     if took > LIMIT:
         raise UserError(
             f"{work} would take about {timedelta(seconds=round(took))} on this CPU: do it on a "
-            f"GPU, or {otherwise}"
+            "GPU, or with fewer steps, a smaller batch or a shorter window"
         )
 
 
@@ -34,16 +33,6 @@ def operations(config: ModelConfig, window: int) -> float:
     # Half of the tokens on average, as they are and as coded
     attention = 2 * config.layers * config.heads * config.head_dim * window
     return 2.0 * window * (weights + attention)
-
-
-def layer_operations(config: ModelConfig, window: int, queries: int) -> float:
-    """Of a step of a layer by itself, in products that would take as long.
-
-    What is done to each score and each code, there and back, takes longer than the products.
-    """
-    scores = 2 * queries * window * config.heads  # tokens as they are, and as coded
-    codes = 2 * window * config.kv_heads * config.head_dim
-    return _OF_SCORE * scores + _OF_CODE * codes
 
 
 def _rate() -> float:

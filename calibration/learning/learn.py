@@ -1,7 +1,6 @@
-"""Learning a calibration, from the balanced start: layer by layer, and then through the model.
+"""Learning a calibration: Adam on the next-token KL, from the balanced start.
 
-Through the model it is Adam on the next-token KL. The KL on windows that nothing is learned from
-decides what is kept: the start, what the layers learned, or the best step behind that.
+The KL on windows that nothing is learned from decides which step is kept.
 """
 
 import functools
@@ -18,8 +17,6 @@ from jkvq.cache.calibrated import Calibration
 from jkvq.cache.specs.spec import CacheSpec, SideSpec
 from jkvq.cache.specs.spec_text import spec_text
 from jkvq.calibration.learning.kept_state import keep, kept
-from jkvq.calibration.learning.layerwise import learned_by_layers
-from jkvq.calibration.learning.optimizer import adam
 from jkvq.calibration.learning.parameters import (
     Sides,
     Start,
@@ -36,40 +33,33 @@ from jkvq.support.errors import UserError
 from jkvq.support.progress import Bar, count_bar, note, spinner
 
 CHECK_EVERY = 25  # steps
+_WARM_UP = 0.05  # of all steps
 _DIVERGED = 2.0  # times the KL of the start
 
 
 class State(NamedTuple):
-    """All that a run needs to go on, after so many layers and steps.
+    """All that a run needs to go on, after so many steps.
 
     best, best_kl: the learned values with the least KL on what is held out, and that KL.
     """
 
-    layers: int  # that have learned by themselves
-    step: int  # through the model
+    step: int
     learned: Sides
     optimizer: Any
     best: Sides
     best_step: int
     best_kl: float
     start_kl: float
-    layers_kl: float  # behind what the layers learned
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """A learned calibration, and KLs on what was held out."""
+    """A learned calibration, and the KL on what was held out: of the start, and of it."""
 
     calibration: Calibration
     start_kl: float
-    layers_kl: float  # after the layers have learned by themselves
-    kl: float  # its own
-    step: int  # that it is of, through the model
-
-    @property
-    def measured(self) -> dict[str, float]:
-        """What the manifest tells of it."""
-        return {name: value for name, value in vars(self).items() if name != "calibration"}
+    kl: float
+    step: int  # that it is of
 
 
 def require_learnable(spec: CacheSpec) -> None:
@@ -93,7 +83,6 @@ def learn(
     spec: CacheSpec,
     text: Text,
     *,
-    layer_steps: int,
     steps: int,
     rate: float,
     place: Path,
@@ -106,25 +95,19 @@ def learn(
         calibration: where it starts: balanced rotations.
         spec: the cache.
         text: what it learns from.
-        layer_steps: of every layer by itself.
-        steps: through the model, each with a batch of the text.
-        rate: of these, the greatest learning rate of Adam, for angles, logarithms of stretches, and
-            means in standard deviations.
+        steps: how many batches.
+        rate: the greatest learning rate of Adam, for angles, logarithms of stretches, and means in
+            standard deviations.
         place: a file that holds how far a run has come, so that a killed one goes on.
         identity: a run goes on from a file of this identity alone.
     """
     run = _Run(Network(config, params, spec), starting_from(calibration, spec, config.layers), text)
-    rule = adam(rate, steps)
+    rule = _adam(rate, steps)
     state = kept(place, identity, run.abstract_state(rule))
     if state is None:
         state = run.first_state(rule)
     else:
-        note(f"It was begun before: going on after layer {state.layers}, step {state.step}")
-    if layer_steps and state.layers < config.layers:
-        given = state.learned, state.layers, layer_steps
-        for learned in learned_by_layers(run.network, run.start, text, *given):
-            state = run.with_layer(state, learned)
-            keep(place, identity, state)
+        note(f"It was begun before: going on after step {state.step}")
     with count_bar(_label(state), steps) as bar:
         bar.reach(state.step)
         while state.step < steps:
@@ -133,11 +116,10 @@ def learn(
                 note(f"Stopped: {reason}; the best so far, of step {state.best_step}, is kept")
                 break
             keep(place, identity, state)
-    if state.best_kl == state.start_kl:
+    if state.best_step == 0:
         note("Nothing was learned that is better than the start, which is kept")
     found = with_learned(calibration, spec, run.start, state.best)
-    kls = float(state.start_kl), float(state.layers_kl), float(state.best_kl)
-    return Outcome(found, *kls, int(state.best_step))
+    return Outcome(found, float(state.start_kl), float(state.best_kl), int(state.best_step))
 
 
 @dataclass(frozen=True)
@@ -149,7 +131,7 @@ class _Run:
     def abstract_state(self, rule: optax.GradientTransformation) -> State:
         """A state of the right form."""
         learned = unchanged(self.start)
-        return State(0, 0, learned, rule.init(learned), learned, 0, 0.0, 0.0, 0.0)
+        return State(0, learned, rule.init(learned), learned, 0, 0.0, 0.0)
 
     def first_state(self, rule: optax.GradientTransformation) -> State:
         """Nothing is learned yet; refuses a text on which the start is not finite."""
@@ -161,20 +143,7 @@ class _Run:
                 "the KL of the start is not a number: nothing can be learned from it; calibrate "
                 "without --learn, and see `jkvq eval ppl`"
             )
-        return state._replace(best_kl=kl, start_kl=kl, layers_kl=kl)
-
-    def with_layer(self, state: State, learned: Sides) -> State:
-        """The state after one more layer; after the last, the better of this and the start."""
-        state = state._replace(layers=state.layers + 1, learned=learned)
-        if state.layers < self.network.config.layers:
-            return state
-        with spinner("Measuring what the layers learned"):
-            kl = self.checked(learned)
-        state = state._replace(layers_kl=kl)
-        if kl < state.best_kl:
-            return state._replace(best=learned, best_kl=kl)
-        note(f"The layers learned what has a KL of {kl:.3g}, and the start {state.start_kl:.3g}")
-        return state._replace(learned=state.best)
+        return state._replace(best_kl=kl, start_kl=kl)
 
     def checked(self, learned: Sides) -> float:
         """The KL on what is held out."""
@@ -206,6 +175,13 @@ class _Run:
 def _label(state: State) -> str:
     best = f", {state.best_kl:.3g} now" if state.best_step else ""
     return f"Learning: KL {state.start_kl:.3g} at the start{best}"
+
+
+def _adam(rate: float, steps: int) -> optax.GradientTransformation:
+    """Adam whose rate rises at first and then falls to 0 as a cosine does."""
+    warm_up = max(1, round(_WARM_UP * steps))
+    falling = optax.warmup_cosine_decay_schedule(0.0, rate, warm_up, max(steps, warm_up + 1))
+    return optax.adam(falling, b2=0.99)
 
 
 @jax.jit

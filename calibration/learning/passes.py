@@ -29,7 +29,7 @@ from jkvq.pallas_kernels.rotary import angles, rotate
 _BLOCKS, _LEAST = 4, 256  # how many, and tokens of one
 _ROWS = 1024  # hidden states whose distributions are computed at once
 # Two runs on one device give the same numbers.
-ALIKE = {"xla_gpu_deterministic_ops": True}
+_ALIKE = {"xla_gpu_deterministic_ops": True}
 
 Layers = list[dict[str, Turned]]
 
@@ -63,14 +63,11 @@ class Coded:
         if self.spec is None:
             one = functools.partial(attend, None, *how, sinks=sinks)
             return jax.lax.map(lambda x: one(*x), (q, k, v)), state
-        coded_k, coded_v = self.coded(k, v)
+        coded_k, coded_v = self._coded(k, v)
         one = functools.partial(attend, self.spec, *how, sinks=sinks)
         return jax.lax.map(lambda x: one(*x), (q, k, v, coded_k, coded_v)), state
 
-    def coded(
-        self, k: Float[Array, "B T K H"], v: Float[Array, "B T K H"]
-    ) -> tuple[Float[Array, "B T K H"], Float[Array, "B T K H"]]:
-        """Keys and values as the cache gives them back."""
+    def _coded(self, k, v):
         assert self.spec is not None
         frequency = jnp.asarray(self.config.rope_frequency, jnp.float32)
         position = jnp.arange(k.shape[1], dtype=jnp.int32)[None]
@@ -104,47 +101,38 @@ def attend(
     scale: float,
     window: int | None,
     q: Float[Array, "T N H"],
-    *read: Float[Array, "T K H"],
-    sinks: Float[Array, " N"] | None = None,
-) -> Float[Array, "T N H"]:
-    """Attention of one sequence, some of its queries at a time: `attend_at` of all of them."""
-    T = len(q)
-    token = jnp.arange(T, dtype=jnp.int32)
-
-    @functools.partial(jax.checkpoint, static_argnums=(0, 1))
-    def block(start: int, stop: int, q, *read):
-        own, before = slice(start, stop), [x[:stop] for x in read]
-        return attend_at(spec, scale, window, token[own], q[own], *before, sinks=sinks)
-
-    size = max(-(-T // _BLOCKS), _LEAST)
-    outs = [block(start, min(start + size, T), q, *read) for start in range(0, T, size)]
-    return jnp.concatenate(outs).astype(q.dtype)
-
-
-def attend_at(
-    spec: CacheSpec | None,
-    scale: float,
-    window: int | None,
-    position: Int[Array, " t"],
-    q: Float[Array, "t N H"],
     k: Float[Array, "T K H"],
     v: Float[Array, "T K H"],
     coded_k: Float[Array, "T K H"] | None = None,
     coded_v: Float[Array, "T K H"] | None = None,
     sinks: Float[Array, " N"] | None = None,
-) -> Float[Array, "t N H"]:
-    """Attention of queries at these positions, in float32.
+) -> Float[Array, "T N H"]:
+    """Attention of one sequence: a query sees a token as it is, or as it is coded, and not both."""
+    precision, T = precision_of(q), len(q)
+    token = jnp.arange(T, dtype=jnp.int32)
+    seen = causal(token, T, window)
+    packed = (
+        jnp.zeros_like(seen) if spec is None else spec.reads_packed(token[:, None], token[None])
+    )
 
-    A query sees a token as it is, or as it is coded, and not both.
-    """
-    precision, T = precision_of(q), len(k)
-    visible, keys, values = causal(position, T, window), *(x.astype(jnp.float32) for x in (k, v))
-    if spec is not None and coded_k is not None and coded_v is not None:
-        packed = spec.reads_packed(position[:, None], jnp.arange(T, dtype=jnp.int32)[None])
-        visible = jnp.concatenate([visible & ~packed, visible & packed], axis=1)
-        keys, values = jnp.concatenate([keys, coded_k]), jnp.concatenate([values, coded_v])
-    weights, _ = softmax(products(q * scale, keys, precision=precision), visible, sinks)
-    return weighted_sum(weights, values, precision)
+    @functools.partial(jax.checkpoint, static_argnums=(0, 1))
+    def block(start: int, stop: int, q, k, v, coded_k, coded_v):
+        own = slice(start, stop), slice(stop)
+        keys, values, visible = k[:stop], v[:stop], seen[own] & ~packed[own]
+        keys, values = keys.astype(jnp.float32), values.astype(jnp.float32)
+        if coded_k is not None and coded_v is not None:
+            keys = jnp.concatenate([keys, coded_k[:stop]])
+            values = jnp.concatenate([values, coded_v[:stop]])
+            visible = jnp.concatenate([visible, seen[own] & packed[own]], axis=1)
+        scores = products(q[start:stop] * scale, keys, precision=precision)
+        weights, _ = softmax(scores, visible, sinks)
+        return weighted_sum(weights, values, precision)
+
+    size = max(-(-T // _BLOCKS), _LEAST)
+    outs = [
+        block(start, min(start + size, T), q, k, v, coded_k, coded_v) for start in range(0, T, size)
+    ]
+    return jnp.concatenate(outs).astype(q.dtype)
 
 
 @dataclass(frozen=True)
@@ -164,9 +152,9 @@ class Network:
         self, layer: int, layers: Layers, windows: Windows, exact: list[Float[Array, "B T D"]]
     ) -> Float[Array, ""]:
         """The same with a single layer over its cache; ``exact`` are the ``states`` of none."""
-        x, (_, rotary) = exact[layer], self.embed(windows.tokens)
+        x, (_, rotary) = exact[layer], self._embed(windows.tokens)
         for each in range(layer, self.config.layers):
-            own, weights, attend = self.layer(each, layers if each == layer else None, windows)
+            own, weights, attend = self._layer(each, layers if each == layer else None, windows)
             x = _run(own, weights, x, rotary, attend)
         return _divergence(*self._compared(exact[-1], x))
 
@@ -175,33 +163,31 @@ class Network:
         kept = list(self.states(windows, layers))
         exact = _last(self.states(windows, None))
         kl, back = _divergence_and_gradient(*self._compared(exact, kept.pop()))
-        _, rotary = self.embed(windows.tokens)
+        _, rotary = self._embed(windows.tokens)
         gradient: Layers = []
         for layer in reversed(range(self.config.layers)):
-            own = self.layer(layer, layers, windows)
+            own = self._layer(layer, layers, windows)
             of_layer, back = _pull(*own[:2], kept.pop(), rotary, own[2], back)
             gradient.append(of_layer)
         return kl, gradient[::-1]
 
     def states(self, windows: Windows, layers: Layers | None) -> Iterator[Float[Array, "B T D"]]:
         """Hidden states before every layer and behind the last; everything exact without layers."""
-        x, rotary = self.embed(windows.tokens)
+        x, rotary = self._embed(windows.tokens)
         yield x
         for layer in range(self.config.layers):
-            own, weights, attend = self.layer(layer, layers, windows)
+            own, weights, attend = self._layer(layer, layers, windows)
             x = _run(own, weights, x, rotary, attend)
             yield x
 
-    def layer(self, layer: int, layers: Layers | None, windows: Windows):
-        """Its config, its weights, and its attention over the cache; exact without layers."""
+    def _layer(self, layer: int, layers: Layers | None, windows: Windows):
         own, spec = self.config.layer(layer), None
         if layers is not None and layer not in self.spec.exact_layers:
             spec = self.spec.of_layer(layer)
         turned = {} if layers is None else layers[layer]
         return own, self.params["layers"][layer], Coded(turned, windows.stand, own, spec)
 
-    def embed(self, tokens: Int[Array, "B T"]):
-        """Hidden states before the first layer, and the rotary angles of all."""
+    def _embed(self, tokens: Int[Array, "B T"]):
         B, T = tokens.shape
         position = np.broadcast_to(np.arange(T, dtype=np.int32), (B, T))
         hidden, rotary = embed(self.config, self.params["embedding"], tokens, position)
@@ -209,12 +195,9 @@ class Network:
 
     def _compared(self, exact: Float[Array, "B T D"], x: Float[Array, "B T D"]):
         """What the KL of final states over the cache from exact ones is computed from."""
-        return self.config, self.ends, first_that_reads_coded(self.spec, x.shape[1]), exact, x
-
-    @property
-    def ends(self) -> Params:
-        """The weights before and behind the layers."""
-        return {name: own for name, own in self.params.items() if name != "layers"}
+        first = first_that_reads_coded(self.spec, x.shape[1])
+        ends = {name: own for name, own in self.params.items() if name != "layers"}
+        return self.config, ends, first, exact, x
 
 
 def _last(states: Iterator[Array]) -> Array:
@@ -226,12 +209,12 @@ def first_that_reads_coded(spec: CacheSpec, tokens: int) -> int:
     return int((spec.packed(np.arange(1, tokens + 1)) == 0).sum())
 
 
-@functools.partial(jax.jit, static_argnames="config", compiler_options=ALIKE)
+@functools.partial(jax.jit, static_argnames="config", compiler_options=_ALIKE)
 def _run(config: ModelConfig, weights: Params, x, rotary, attend: Coded) -> Float[Array, "B T D"]:
     return run_layer(config, weights, Hidden.of(x), rotary, attend, None)[0].total
 
 
-@functools.partial(jax.jit, static_argnames="config", compiler_options=ALIKE)
+@functools.partial(jax.jit, static_argnames="config", compiler_options=_ALIKE)
 def _pull(config: ModelConfig, weights: Params, x, rotary, attend: Coded, back):
     """The gradient of a layer's matrices and means, and of its input, from that of its output."""
 
@@ -263,6 +246,6 @@ def _mean_kl(
     return jax.lax.scan(of_block, jnp.float32(0), (in_blocks(exact), in_blocks(x)))[0] / rows
 
 
-_how = {"static_argnums": (0, 2), "compiler_options": ALIKE}
+_how = {"static_argnums": (0, 2), "compiler_options": _ALIKE}
 _divergence = jax.jit(_mean_kl, **_how)
 _divergence_and_gradient = jax.jit(jax.value_and_grad(_mean_kl, argnums=4), **_how)

@@ -41,12 +41,6 @@ class Text:
 
         return self._placed(self.windows[[chosen(n) for n in number.tolist()]], number)
 
-    def spread(self, count: int) -> list[Windows]:
-        """So many windows, spread over the text, each by itself."""
-        count = min(count, len(self.windows))
-        chosen = np.arange(count) * len(self.windows) // count
-        return [self._placed(self.windows[[n]], np.asarray([n])) for n in chosen.tolist()]
-
     def checks(self) -> Iterator[Windows]:
         """All that is held out, in batches of one size."""
         size = min(self.batch, len(self.held_out))
@@ -55,12 +49,9 @@ class Text:
             yield self._placed(self.held_out[part], np.arange(len(self.held_out))[part])
 
     def _placed(self, tokens: Int[np.ndarray, "B T"], number: Int[np.ndarray, " B"]) -> Windows:
-        return Windows(jnp.asarray(tokens), jnp.asarray(self.stand(number)))
-
-    def stand(self, number: Int[np.ndarray, " B"]) -> Int[np.ndarray, "B T"]:
-        """Where the tokens of windows with these numbers stand."""
-        T = self.windows.shape[1]
-        return np.stack([place_tokens(int(n), T, self.context, self.sink) for n in number])
+        T = tokens.shape[1]
+        stand = [place_tokens(int(n), T, self.context, self.sink) for n in number]
+        return Windows(jnp.asarray(tokens), jnp.asarray(np.stack(stand)))
 
 
 def cut(

@@ -53,9 +53,8 @@ def calibrate(
         bool,
         typer.Option(
             "--learn",
-            help="With jkvq: learn rotations and means, from all of the text, by what the next "
-            "tokens' distributions lose: layer by layer, then through the model. For GPUs; on a "
-            "CPU with --steps 0.",
+            help="With jkvq: learn rotations and means through the model, from all of the text, by "
+            "what the next tokens' distributions lose. For GPUs.",
         ),
     ] = False,
     dtype: Dtype = None,
@@ -103,12 +102,11 @@ def calibrate(
     learn_for: Annotated[
         str | None, _of("jkvq", "The cache that --learn learns for.", "jkvq-int2")
     ] = None,
-    layer_steps: Annotated[
-        int | None, _of("jkvq", "Of --learn, for every layer by itself.", "100")
+    steps: Annotated[int | None, _of("jkvq", "Of --learn.", "400")] = None,
+    batch: Annotated[
+        int | None, _of("jkvq", "Windows that --learn reads in each step.", "4")
     ] = None,
-    steps: Annotated[int | None, _of("jkvq", "Of --learn, through the model.", "400")] = None,
-    batch: Annotated[int | None, _of("jkvq", "Windows that each of --steps reads.", "4")] = None,
-    rate: Annotated[float | None, _of("jkvq", "Adam's greatest, of --steps.", "0.003")] = None,
+    rate: Annotated[float | None, _of("jkvq", "Adam's greatest, of --learn.", "0.003")] = None,
     score: Annotated[
         str | None,
         _of(
@@ -131,7 +129,6 @@ def calibrate(
         "score": score,
         "clip_for": clip_for,
         "learn_for": learn_for or ("jkvq-int2" if learn else None),
-        "layer_steps": layer_steps,
         "steps": steps,
         "batch": batch,
         "rate": rate,
@@ -155,7 +152,6 @@ def calibrate(
 
 def _report(manifest: "Manifest", model: str, out: Path | None, as_json: bool) -> None:
     from jkvq.calibration.artefact import default_folder
-    from jkvq.calibration.explain import learned_in_words
 
     folder = default_folder(model, manifest.method) if out is None else out
     if as_json:
@@ -164,7 +160,8 @@ def _report(manifest: "Manifest", model: str, out: Path | None, as_json: bool) -
     read = f"{manifest.tokens:,} tokens of {manifest.corpus}"
     print(f"{model} by {manifest.method} on {read} -> {folder}")
     if learned := manifest.learned:
-        print(f"Learned: {learned_in_words(learned)}")
+        kept = f"{learned['kl']:.3g} after step {learned['step']:.0f}"
+        print(f"Learned: KL {learned['start_kl']:.3g}, then {kept}, on text that was held out")
     given = "" if out is None else f" --calibration {out}"
     if served := manifest.options.get("learn_for") or _served(manifest.method):
         print(f'Use it: jkvq generate "Hello" --model {model} --cache {served}{given}')

@@ -186,7 +186,8 @@ def _made(
     if spec is not None and text is not None:
         found = learned(model, solution.calibration, spec, text, chosen, folder)
         solution = dataclasses.replace(solution, calibration=found.calibration)
-        manifest = dataclasses.replace(manifest, learned=found.measured)
+        kl = {"start_kl": found.start_kl, "kl": found.kl, "step": found.step}
+        manifest = dataclasses.replace(manifest, learned=kl)
     return make_artefact(solution, manifest)
 
 

@@ -9,8 +9,7 @@ from jkvq.cache.calibrated import Calibration
 from jkvq.cache.specs.spec import CacheSpec
 from jkvq.cache.specs.spec_text import parse_spec
 from jkvq.calibration.artefact import calibration_digest
-from jkvq.calibration.learning.cost import layer_operations, operations, require_time
-from jkvq.calibration.learning.layerwise import FISHER_WINDOWS, QUERIES, WINDOWS
+from jkvq.calibration.learning.cost import operations, require_time
 from jkvq.calibration.learning.learn import Outcome, learn, require_learnable
 from jkvq.calibration.learning.text import Text, cut
 from jkvq.calibration.solve import CalibrationOptions
@@ -19,7 +18,6 @@ from jkvq.models.model import Model
 from jkvq.version import VERSION
 
 _PASSES = 4  # of a step: exact, over the cache, the same once more, and back
-_FISHER_PASSES = 4  # exact, the same once more, and back
 
 
 def learned_cache(chosen: CalibrationOptions) -> CacheSpec | None:
@@ -45,21 +43,8 @@ def text_to_learn(
         batch=chosen.batch,
         seed=chosen.seed,
     )
-    one = operations(model.config, chosen.window)
-    step = layer_operations(model.config, chosen.window, QUERIES)
-    passes = WINDOWS + _FISHER_PASSES * FISHER_WINDOWS
-    by_layers = passes * one + model.config.layers * chosen.layer_steps * step
-    require_time(
-        f"{chosen.layer_steps} steps of every layer",
-        by_layers if chosen.layer_steps else 0.0,
-        "with fewer",
-    )
-    require_time(
-        f"{chosen.steps} steps of {chosen.batch} windows",
-        chosen.steps * _PASSES * chosen.batch * one,
-        "with fewer steps, a smaller batch or a shorter window; or give steps=0, and every layer "
-        "learns by itself alone",
-    )
+    each = _PASSES * chosen.batch * operations(model.config, chosen.window)
+    require_time(f"{chosen.steps} steps of {chosen.batch} windows", chosen.steps * each)
     return text
 
 
@@ -78,7 +63,6 @@ def learned(
         start,
         spec,
         text,
-        layer_steps=chosen.layer_steps,
         steps=chosen.steps,
         rate=chosen.rate,
         place=state_file(folder),

@@ -1,13 +1,11 @@
 import dataclasses
-from typing import Any
 
-import jax
 import numpy as np
 import pytest
 
 import jkvq
 from jkvq.calibration.artefact import calibration_digest
-from jkvq.calibration.learning import cost, layerwise, learn
+from jkvq.calibration.learning import cost, learn
 from jkvq.calibration.learning.passes import Network
 from jkvq.evaluation.perplexity import compare
 from jkvq.evaluation.subjects import Cached
@@ -16,14 +14,7 @@ from tests.calibration.learning.example import CACHE, CALIBRATED_TOKENS, TEXT, m
 
 HOW = {"text": TEXT, "tokens": CALIBRATED_TOKENS, "window": 96, "context": 128}
 SHORT = Corpus("short", TEXT.text[:180])
-LEARNING: dict[str, Any] = {
-    "learn_for": CACHE,
-    "layer_steps": 0,
-    "steps": 12,
-    "batch": 4,
-    "rate": 0.006,
-}
-BY_LAYERS: dict[str, Any] = LEARNING | {"layer_steps": 20, "steps": 0}
+LEARNING = {"learn_for": CACHE, "steps": 12, "batch": 4, "rate": 0.006}
 
 
 @pytest.fixture(scope="module")
@@ -39,16 +30,9 @@ def learned(tmp_path_factory, often):
     return jkvq.calibrate(model(), out=place, **HOW, **LEARNING), place
 
 
-@pytest.fixture(scope="module")
-def learned_by_layers(tmp_path_factory):
-    place = tmp_path_factory.mktemp("layers") / "artefact"
-    return jkvq.calibrate(model(), out=place, **HOW, **BY_LAYERS), place
-
-
-@pytest.mark.parametrize("which", ["learned", "learned_by_layers"])
-def test_the_kl_falls_below_that_of_the_start(which, request, tmp_path):
+def test_the_kl_falls_below_that_of_the_start(learned, tmp_path):
     """On tokens that nothing was learned from, of the model over its cache."""
-    made, place = request.getfixturevalue(which)
+    made, place = learned
     assert made.manifest.learned["kl"] < 0.9 * made.manifest.learned["start_kl"]
     start = jkvq.calibrate(model(), out=tmp_path / "start", **HOW)
     own = model()
@@ -97,42 +81,6 @@ def test_a_killed_run_goes_on_and_ends_as_if_it_had_not_been(learned, tmp_path, 
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-def test_killed_between_layers_it_goes_on_with_the_next(learned_by_layers, tmp_path, monkeypatch):
-    layers = []
-
-    class Killed(Exception):
-        pass
-
-    def until_the_second(self, *given, wrapped=layerwise._Layer.learned):
-        layers.append(self.layer)
-        if len(layers) == 2:
-            raise Killed
-        return wrapped(self, *given)
-
-    monkeypatch.setattr(layerwise._Layer, "learned", until_the_second)
-    with pytest.raises(Killed):
-        jkvq.calibrate(model(), out=tmp_path / "out", **HOW, **BY_LAYERS)
-    made = jkvq.calibrate(model(), out=tmp_path / "out", **HOW, **BY_LAYERS)
-    assert layers == [0, 1, 1]
-    assert calibration_digest(made.calibration) == calibration_digest(
-        learned_by_layers[0].calibration
-    )
-    assert made.manifest == learned_by_layers[0].manifest
-
-
-def test_layers_that_learned_nothing_good_are_left_out(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(
-        layerwise._Layer,
-        "learned",
-        lambda self, learned, *_: jax.tree.map(lambda x: x * np.nan, learned),
-    )
-    made = jkvq.calibrate(model(), out=tmp_path / "out", **HOW, **BY_LAYERS)
-    said = capsys.readouterr().err
-    assert "The layers learned what has a KL of nan, and the start 0." in said
-    assert "Nothing was learned that is better than the start" in said
-    assert made.manifest.learned["kl"] == made.manifest.learned["start_kl"]
-
-
 @pytest.mark.parametrize("astray", ["is not a number", "after step 8 the KL is"])
 def test_what_goes_astray_ends_with_the_best_so_far(astray, tmp_path, monkeypatch, capsys, often):
     """A KL of NaN in the sixth step, or one that has grown at the check after the eighth."""
@@ -162,10 +110,6 @@ def test_hours_on_a_cpu_are_refused_before_anything_is_read(tmp_path, monkeypatc
     monkeypatch.setattr("jkvq.calibration.observe._observe_sequence", None)
     with pytest.raises(jkvq.UserError, match=r"12 steps of 4 windows would take about \d+ days?,"):
         jkvq.calibrate(model(), out=tmp_path / "out", **HOW, **LEARNING)
-    with pytest.raises(
-        jkvq.UserError, match=r"20 steps of every layer would take about \d+ days?,"
-    ):
-        jkvq.calibrate(model(), out=tmp_path / "out", **HOW, **BY_LAYERS)
 
 
 @pytest.mark.parametrize(
@@ -174,10 +118,6 @@ def test_hours_on_a_cpu_are_refused_before_anything_is_read(tmp_path, monkeypatc
         ({"learn_for": "oscar-int2"}, "learn_for=oscar-int2: only caches with balanced rotations"),
         ({"learn_for": CACHE, "method": "oscar"}, "learn_for=.*: only with method jkvq"),
         ({"steps": 3}, "steps=3: only where something is learned; leave it out"),
-        (
-            {"learn_for": CACHE, "steps": 0, "layer_steps": 0},
-            "layer_steps=0, steps=0: nothing would be learned; give steps to one",
-        ),
         ({"learn_for": "jkvq-int2"}, r"window=96: a cache that keeps 64 \+ 256 .* at least 384"),
         (
             {"learn_for": CACHE, "text": SHORT, "tokens": 128},
