@@ -17,16 +17,13 @@ from jaxtyping import Array, Float, Int
 
 from jkvq.cache.basis import Matrices, SideBasis
 from jkvq.cache.specs.spec import CacheSpec, SideSpec
+from jkvq.calibration.learning.attend import attend, attend_fused, serves_fused
 from jkvq.calibration.learning.parameters import Turned
 from jkvq.calibration.learning.straight_through import as_window, read_back
 from jkvq.models.config import ModelConfig
 from jkvq.models.decoder import Hidden, Params, embed, finish, logits, run_layer
-from jkvq.models.layers.linear import precision_of
-from jkvq.pallas_kernels.reference.dense_attention import causal, products, softmax, weighted_sum
 from jkvq.pallas_kernels.rotary import angles, rotate
 
-# Of a window's queries: those of a block see nothing behind its end.
-_BLOCKS, _LEAST = 4, 256  # how many, and tokens of one
 _ROWS = 1024  # hidden states whose distributions are computed at once
 # Two runs on one device give the same numbers.
 _ALIKE = {"xla_gpu_deterministic_ops": True}
@@ -59,13 +56,12 @@ class Coded:
 
     def __call__(self, q, k, v, state, sinks=None):
         q, k, v = (heads.finished for heads in (q, k, v))
-        how = self.config.attention_scale, self.config.window
-        if self.spec is None:
-            one = functools.partial(attend, None, *how, sinks=sinks)
-            return jax.lax.map(lambda x: one(*x), (q, k, v)), state
-        coded_k, coded_v = self._coded(k, v)
-        one = functools.partial(attend, self.spec, *how, sinks=sinks)
-        return jax.lax.map(lambda x: one(*x), (q, k, v, coded_k, coded_v)), state
+        how = self.spec, self.config.attention_scale, self.config.window
+        coded = () if self.spec is None else self._coded(k, v)
+        if serves_fused(q, sinks):
+            return attend_fused(*how, q, k, v, *coded), state
+        one = functools.partial(attend, *how, sinks=sinks)
+        return jax.lax.map(lambda x: one(*x), (q, k, v, *coded)), state
 
     def _coded(self, k, v):
         assert self.spec is not None
@@ -94,45 +90,6 @@ class Coded:
             entered = as_window(entered)
         read = side.leave(read_back(spec, entered), 0)
         return read if mean is None else read + side.mean_at(0, at)
-
-
-def attend(
-    spec: CacheSpec | None,
-    scale: float,
-    window: int | None,
-    q: Float[Array, "T N H"],
-    k: Float[Array, "T K H"],
-    v: Float[Array, "T K H"],
-    coded_k: Float[Array, "T K H"] | None = None,
-    coded_v: Float[Array, "T K H"] | None = None,
-    sinks: Float[Array, " N"] | None = None,
-) -> Float[Array, "T N H"]:
-    """Attention of one sequence: a query sees a token as it is, or as it is coded, and not both."""
-    precision, T = precision_of(q), len(q)
-    token = jnp.arange(T, dtype=jnp.int32)
-    seen = causal(token, T, window)
-    packed = (
-        jnp.zeros_like(seen) if spec is None else spec.reads_packed(token[:, None], token[None])
-    )
-
-    @functools.partial(jax.checkpoint, static_argnums=(0, 1))
-    def block(start: int, stop: int, q, k, v, coded_k, coded_v):
-        own = slice(start, stop), slice(stop)
-        keys, values, visible = k[:stop], v[:stop], seen[own] & ~packed[own]
-        keys, values = keys.astype(jnp.float32), values.astype(jnp.float32)
-        if coded_k is not None and coded_v is not None:
-            keys = jnp.concatenate([keys, coded_k[:stop]])
-            values = jnp.concatenate([values, coded_v[:stop]])
-            visible = jnp.concatenate([visible, seen[own] & packed[own]], axis=1)
-        scores = products(q[start:stop] * scale, keys, precision=precision)
-        weights, _ = softmax(scores, visible, sinks)
-        return weighted_sum(weights, values, precision)
-
-    size = max(-(-T // _BLOCKS), _LEAST)
-    outs = [
-        block(start, min(start + size, T), q, k, v, coded_k, coded_v) for start in range(0, T, size)
-    ]
-    return jnp.concatenate(outs).astype(q.dtype)
 
 
 @dataclass(frozen=True)

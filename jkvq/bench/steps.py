@@ -27,7 +27,7 @@ from jkvq.models.decoder import weight_bytes
 from jkvq.scheduling.scheduler import Scheduler
 from jkvq.scheduling.sequence import Sequence as Scheduled
 from jkvq.support.compile_clock import compile_seconds
-from jkvq.support.memory import free_bytes
+from jkvq.support.memory import free_bytes, ran_out
 from jkvq.support.pictures import line_look, new_figure
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ def _or(nothing: _Found, measure: Callable[..., _Found], *args) -> _Found:
     try:
         return measure(*args)
     except jax.errors.JaxRuntimeError as error:
-        if "RESOURCE_EXHAUSTED" not in str(error):
+        if not ran_out(error):
             raise
         return nothing
 
@@ -301,13 +301,17 @@ def _prefill(llm: LLM, prompts: list[list[int]]) -> jax.Array:
 
 
 def steps_figure(found: Sequence[DecodeStep] | Sequence[PrefillStep], title: str) -> "Figure":
-    """Tokens per second by batch, for each context; then the gain over bf16, by context."""
+    """Tokens per second by batch, for each context; then the gain over bf16, by context.
+
+    A single batch has the gain alone.
+    """
     contexts = sorted({each.context for each in found})
     batches = sorted({each.batch for each in found})
     gains = len(contexts) > 1 and any(x.over_bf16 is not None for x in found)
-    figure = new_figure(4.5 * (len(contexts) + gains), 3.6, title)
-    panels: Any = figure.subplots(1, len(contexts) + gains, squeeze=False)[0]
-    for panel, context in zip(panels, contexts, strict=False):
+    by_batch = [] if gains and len(batches) == 1 else contexts
+    figure = new_figure(4.5 * (len(by_batch) + gains), 3.6, title)
+    panels: Any = figure.subplots(1, len(by_batch) + gains, squeeze=False)[0]
+    for panel, context in zip(panels, by_batch, strict=False):
         own = [x for x in found if x.context == context]
         _lines(panel, own, lambda x: (x.batch, x.tokens_per_second), batches)
         panel.set(title=f"{context:,} tokens each", xlabel="batch", ylabel="tokens a second")

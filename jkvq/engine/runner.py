@@ -8,14 +8,17 @@ import jax
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from jkvq.cache.layout import KVCache, Sequences, empty_groups, table_columns
+from jkvq.cache.layout import KVCache, LayerGroup, Sequences, empty_groups, table_columns
 from jkvq.cache.shape import CacheShape
+from jkvq.engine.capacity import pools_bytes
 from jkvq.engine.drawing.adjust import Adjust, all_allowed
 from jkvq.engine.drawing.scores import Scored
 from jkvq.engine.sampling import SamplerArrays, Sampling, draws_of
 from jkvq.engine.steps import BURST, Decoding, Drawn, decode_burst, join, prefill_chunk
 from jkvq.llm import LLM
 from jkvq.scheduling.scheduler import Chunk, Limits
+from jkvq.support.errors import UserError
+from jkvq.support.memory import format_bytes, ran_out
 
 _STOP_TOKENS = 8  # that end a sequence on the device; of more the host learns a burst later
 
@@ -39,13 +42,12 @@ class Start(NamedTuple):
 
 
 class Runner:
-    """Launches programs over the slots of an engine; nothing here waits for the device."""
+    """Launches programs over the slots of an engine; once made it does not wait for the device."""
 
     def __init__(self, llm: LLM, limits: Limits):
         self._llm, self._limits = llm, limits
-        shape, slots = CacheShape.of(llm.config), limits.slots
-        pages = limits.pages, limits.exact_pages, limits.local_pages
-        self._groups = empty_groups(llm.spec, shape, *pages)
+        slots = limits.slots
+        self._groups = _pools(llm, limits)
         self._length: Int[Array, " B"] = jax.device_put(np.zeros(slots, np.int32))
         self._state = _state(llm, [None] * slots)
         self._starts: list[Start | None] = [None] * slots  # of who is in a slot, or was
@@ -152,6 +154,22 @@ class Runner:
 def nothing_known(slots: int) -> Int[np.ndarray, "B BURST"]:
     """Tokens of a burst of which all are drawn by chance."""
     return np.full((slots, BURST), -1, np.int32)
+
+
+def _pools(llm: LLM, limits: Limits) -> tuple[LayerGroup, ...]:
+    """The pools of pages; refuses them where the device has less room than it says."""
+    pages = limits.pages, limits.exact_pages, limits.local_pages
+    try:
+        return jax.block_until_ready(empty_groups(llm.spec, CacheShape.of(llm.config), *pages))
+    except jax.errors.JaxRuntimeError as error:
+        if not ran_out(error):
+            raise
+        need = format_bytes(pools_bytes(llm, limits))
+        raise UserError(
+            f"the cache of {limits.slots} sequences needs {need}, "
+            "and the device has no room for it: another program may hold its memory (nvidia-smi "
+            "shows it); end that one, or give fewer slots or a smaller part of the memory"
+        ) from None
 
 
 def _following(group: list[Chunk], tokens: Int[np.ndarray, "R T"]) -> Int[Array, "R T"]:

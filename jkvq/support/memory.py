@@ -20,6 +20,11 @@ def free_bytes() -> int | None:
     return host_free_bytes()
 
 
+def ran_out(error: Exception) -> bool:
+    """Whether JAX raised this for want of memory on the device."""
+    return "RESOURCE_EXHAUSTED" in str(error)
+
+
 def host_free_bytes(root: Path = Path("/")) -> int | None:
     """What the machine has left, or less where a container may not use it all."""
     meminfo, limits = root / "proc/meminfo", [group_free_bytes(root)]

@@ -43,6 +43,9 @@ def test_every_batch_and_context_is_timed_with_every_cache(llms):
         "batch 2",
     ]
     assert {line.get_label() for line in picture.axes[0].lines} == set(llms)
+    single = steps_figure([x for x in found if x.batch == 2], "tiny")
+    assert [axes.get_title() for axes in single.axes] == ["batch 2"]
+    assert single.axes[0].get_legend() is not None
 
 
 def test_the_largest_batch_fills_the_memory(llms, monkeypatch):

@@ -6,6 +6,7 @@ import threading
 import weakref
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -223,6 +224,24 @@ def test_memory_bounds_the_pools(tiny, monkeypatch):
     windows = tiny_llm("int4,page=8,sink=64,recent=256")
     with pytest.raises(jkvq.UserError, match=r"windows of 64 sequences alone need .*fewer slots"):
         Engine(windows, memory=0.5, slots=64)
+
+
+@pytest.mark.parametrize(
+    ("raised", "expected", "sentence"),
+    [
+        ("RESOURCE_EXHAUSTED: Out of memory", jkvq.UserError, r"4 sequences needs .*no room"),
+        ("INTERNAL: a launch failed", jax.errors.JaxRuntimeError, "a launch failed"),
+    ],
+)
+def test_pools_that_the_device_has_no_room_for_are_refused(
+    tiny, monkeypatch, raised, expected, sentence
+):
+    def empty_groups(*_):
+        raise jax.errors.JaxRuntimeError(raised)
+
+    monkeypatch.setattr("jkvq.engine.runner.empty_groups", empty_groups)
+    with pytest.raises(expected, match=sentence):
+        Engine(tiny, slots=4)
 
 
 def test_several_threads_may_wait_for_one_engine(tiny):

@@ -1,0 +1,46 @@
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jkvq
+from jkvq.calibration.learning.attend import attend, attend_fused
+
+SPEC = jkvq.parse_spec("jkvq-int2,sink=16,recent=16,page=16")
+
+
+@pytest.mark.parametrize("window", [None, 24])
+@pytest.mark.parametrize("coded", [True, False])
+@pytest.mark.parametrize(
+    ("implementation", "dtype", "off"),
+    [
+        ("xla", jnp.float32, 1e-5),
+        pytest.param("cudnn", jnp.bfloat16, 0.02, marks=pytest.mark.gpu),
+    ],
+)
+def test_one_kernel_gives_what_blocks_do(window, coded, implementation, dtype, off):
+    """And its gradients, each within a part of the greatest."""
+    B, T, N, K, H = 2, 128, 6, 2, 64
+    keys = jax.random.split(jax.random.key(0), 6)
+    heads = (N, K, K, K, K) if coded else (N, K, K)
+    q, *kv = (jax.random.normal(key, (B, T, n, H)) for key, n in zip(keys, heads, strict=False))
+    spec, weight = (SPEC if coded else None), jax.random.normal(keys[5], (B, T, N, H))
+
+    def blocks(q, *kv):
+        return jnp.stack([attend(spec, 0.125, window, *each) for each in zip(q, *kv, strict=True)])
+
+    def fused(q, *kv):
+        q, kv = q.astype(dtype), [x.astype(dtype) for x in kv]
+        out = attend_fused(spec, 0.125, window, q, *kv, implementation=implementation)
+        return out.astype(jnp.float32)
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def forth_and_back(f, *args):
+        out, back = jax.vjp(f, *args)
+        return out, *back(weight)
+
+    expected, found = (forth_and_back(f, q, *kv) for f in (blocks, fused))
+    for one, other in zip(expected, found, strict=True):
+        np.testing.assert_allclose(other, one, atol=off * np.abs(one).max(), rtol=0)
