@@ -68,9 +68,9 @@ class CalibrationOptions:
     score: str = "qk_avg"
     clip_for: str | None = None
     learn_for: str | None = None
-    steps: int = 400
-    batch: int = 4
-    rate: float = 0.003
+    steps: int = 800
+    batch: int = 8
+    rate: float = 0.006
     window: int = WINDOW
     context: int | None = None
 

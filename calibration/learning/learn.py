@@ -1,6 +1,7 @@
 """Learning a calibration: Adam on the next-token KL, from the balanced start.
 
-The KL on windows that nothing is learned from decides which step is kept.
+The KL on windows that nothing is learned from decides which step is kept, and whether the rate is
+too great: what is worse than the start goes back to the best, at half the rate.
 """
 
 import functools
@@ -34,13 +35,14 @@ from jkvq.support.progress import Bar, count_bar, note, spinner
 
 CHECK_EVERY = 25  # steps
 _WARM_UP = 0.05  # of all steps
-_DIVERGED = 2.0  # times the KL of the start
+_HALVINGS = 4  # of the rate, until a run that goes astray again is ended
 
 
 class State(NamedTuple):
     """All that a run needs to go on, after so many steps.
 
     best, best_kl: the learned values with the least KL on what is held out, and that KL.
+    halvings: of the rate, so far.
     """
 
     step: int
@@ -50,6 +52,7 @@ class State(NamedTuple):
     best_step: int
     best_kl: float
     start_kl: float
+    halvings: int
 
 
 @dataclass(frozen=True)
@@ -131,7 +134,7 @@ class _Run:
     def abstract_state(self, rule: optax.GradientTransformation) -> State:
         """A state of the right form."""
         learned = unchanged(self.start)
-        return State(0, learned, rule.init(learned), learned, 0, 0.0, 0.0)
+        return State(0, learned, rule.init(learned), learned, 0, 0.0, 0.0, 0)
 
     def first_state(self, rule: optax.GradientTransformation) -> State:
         """Nothing is learned yet; refuses a text on which the start is not finite."""
@@ -154,11 +157,11 @@ class _Run:
         self, rule: optax.GradientTransformation, state: State, steps: int, bar: Bar
     ) -> tuple[State, str | None]:
         """The state after so many steps and a check; and why it must stop, if it must."""
-        learned, optimizer = state.learned, state.optimizer
+        learned, optimizer, part = state.learned, state.optimizer, 0.5**state.halvings
         for step in range(state.step, state.step + steps):
             layers = turned_layers(self.start, learned)
             kl, gradient = self.network.kl_and_gradient(layers, self.text.batch_of(step))
-            learned, optimizer = _updated(rule, self.start, learned, optimizer, gradient)
+            learned, optimizer = _updated(rule, self.start, learned, optimizer, gradient, part)
             if not math.isfinite(kl):
                 return state, f"the KL of step {step + 1} is not a number"
             bar.reach(step + 1)
@@ -167,9 +170,13 @@ class _Run:
         if found < state.best_kl:
             state = state._replace(best=learned, best_step=step, best_kl=found)
         bar.rename(_label(state))
-        if not found <= _DIVERGED * state.start_kl:
-            return state, f"after step {step} the KL is {found:.3g}, and was {state.start_kl:.3g}"
-        return state, None
+        if found <= state.start_kl:
+            return state, None
+        astray = f"after step {step} the KL is {found:.3g}, and was {state.start_kl:.3g}"
+        if state.halvings == _HALVINGS:
+            return state, astray
+        note(f"Going on from step {state.best_step} at half the rate: {astray}")
+        return state._replace(learned=state.best, halvings=state.halvings + 1), None
 
 
 def _label(state: State) -> str:
@@ -193,9 +200,12 @@ def turned_layers(start: dict[str, Start], learned: Sides) -> Layers:
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _updated(rule, start: dict[str, Start], learned: Sides, optimizer, gradient: Layers):
-    """What is learned after a step, whose gradient is by layers' matrices and means."""
+def _updated(rule, start: dict[str, Start], learned: Sides, optimizer, gradient: Layers, part=1.0):
+    """What is learned after a step, whose gradient is by layers' matrices and means.
+
+    ``part`` of what the rule would change.
+    """
     back = jax.vjp(lambda learned: turned_layers(start, learned), learned)[1]
     with jax.numpy_dtype_promotion("standard"):  # as Optax has it
         updates, optimizer = rule.update(back(gradient)[0], optimizer, learned)
-    return optax.apply_updates(learned, updates), optimizer
+    return jax.tree.map(lambda x, change: x + part * change, learned, updates), optimizer

@@ -102,11 +102,11 @@ def calibrate(
     learn_for: Annotated[
         str | None, _of("jkvq", "The cache that --learn learns for.", "jkvq-int2")
     ] = None,
-    steps: Annotated[int | None, _of("jkvq", "Of --learn.", "400")] = None,
+    steps: Annotated[int | None, _of("jkvq", "Of --learn.", "800")] = None,
     batch: Annotated[
-        int | None, _of("jkvq", "Windows that --learn reads in each step.", "4")
+        int | None, _of("jkvq", "Windows that --learn reads in each step.", "8")
     ] = None,
-    rate: Annotated[float | None, _of("jkvq", "Adam's greatest, of --learn.", "0.003")] = None,
+    rate: Annotated[float | None, _of("jkvq", "Adam's greatest, of --learn.", "0.006")] = None,
     score: Annotated[
         str | None,
         _of(

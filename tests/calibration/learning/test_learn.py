@@ -98,11 +98,22 @@ def test_what_goes_astray_ends_with_the_best_so_far(astray, tmp_path, monkeypatc
 
     monkeypatch.setattr(Network, "kl_and_gradient", spoiled)
     monkeypatch.setattr(learn._Run, "checked", grown)
+    monkeypatch.setattr(learn, "_HALVINGS", 0)
     made = jkvq.calibrate(model(), out=tmp_path / "out", **HOW, **LEARNING)
     assert astray in capsys.readouterr().err
     assert len(steps) == (6 if "number" in astray else 8)
     assert made.manifest.learned["step"] == 4
     jkvq.with_cache(model(), CACHE, tmp_path / "out")
+
+
+def test_what_is_worse_than_the_start_goes_back_at_half_the_rate(tmp_path, capsys, often):
+    """A rate at which every step does harm, until it has been halved often enough."""
+    how = {**LEARNING, "steps": 20, "rate": 32 * LEARNING["rate"]}
+    made = jkvq.calibrate(model(), out=tmp_path / "out", **HOW, **how)
+    said = capsys.readouterr().err
+    assert "Going on from step 0 at half the rate: after step 4 the KL is" in said
+    assert "Stopped" not in said
+    assert made.manifest.learned["kl"] < made.manifest.learned["start_kl"]
 
 
 def test_hours_on_a_cpu_are_refused_before_anything_is_read(tmp_path, monkeypatch):
