@@ -15,7 +15,7 @@ import jax
 from jkvq.cache.specs.spec_text import parse_spec
 from jkvq.pallas_kernels.settings import is_hopper, tuned_file
 from jkvq.pallas_kernels.types import DecodeSettings, WriteSettings
-from scripts.bench_kernels import time_decode, time_write
+from scripts.bench.kernels import time_decode, time_write
 
 # programs per multiprocessor, warps, stages
 DECODE = {

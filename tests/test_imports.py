@@ -131,7 +131,7 @@ def test_imports_upward_would_be_seen(tmp_path):
     found = _own_imports(tmp_path / "x.py", inside_functions=True)
     assert found == {"jkvq.engine.generate"}
     assert _own_imports(tmp_path / "x.py", inside_functions=False) == set()
-    rooms = [_room(name) for name in ("jkvq.engine.generate", "jkvq", "scripts.bench_kernels")]
+    rooms = [_room(name) for name in ("jkvq.engine.generate", "jkvq", "scripts.bench.kernels")]
     assert rooms == ["jkvq.engine", "jkvq.loading", "scripts"]
 
 

@@ -55,17 +55,26 @@ def split_of(profile: Profile, steps: int, milliseconds: float) -> Split:
     is its gaps.
     """
     totals = {"matmuls": 0.0, "attention": 0.0, "write": 0.0, "rest": 0.0}
-    for name, duration in _kernels(profile):
+    for name, _, duration in _kernels(profile):
         kind = next((kind for kind, names in _KINDS.items() if names.search(name)), "rest")
         totals[kind] += duration / 1e6 / steps
     return Split(**totals, gaps=max(0.0, milliseconds - sum(totals.values())))
 
 
+def busy_seconds(profile: Profile) -> float:
+    """In which something ran; what ran at the same time on several streams counts once."""
+    busy = end = 0.0
+    for start, duration in sorted((start, duration) for _, start, duration in _kernels(profile)):
+        busy += max(0.0, start + duration - max(start, end))
+        end = max(end, start + duration)
+    return busy / 1e9
+
+
 def _kernels(profile: Profile):
-    """The name and nanoseconds of everything that ran on a GPU's streams."""
+    """Name, start and nanoseconds of everything that ran on a GPU's streams."""
     for plane in profile.planes:
         if plane.name.startswith("/device:GPU"):
             for line in plane.lines:
                 if line.name.startswith("Stream"):
                     for event in line.events:
-                        yield event.name, event.duration_ns
+                        yield event.name, event.start_ns, event.duration_ns

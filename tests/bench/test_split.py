@@ -3,7 +3,7 @@
 import pytest
 from jax.profiler import ProfileData
 
-from jkvq.bench.split import Profile, Split, split_of
+from jkvq.bench.split import Profile, Split, busy_seconds, split_of
 
 # Of two steps, in microseconds
 KERNELS = {
@@ -44,3 +44,19 @@ def test_kernels_are_told_by_their_names_and_the_rest_is_waiting():
 
 def test_what_ran_longer_than_the_step_leaves_no_gaps():
     assert split_of(_profile(KERNELS), 2, 0.3).gaps == 0
+
+
+def test_streams_that_run_at_once_are_busy_once():
+    """Two streams: 0 to 30 and 50 to 60 microseconds, 20 to 40 and 52 to 55."""
+
+    def stream(number: int, *events: tuple[int, int]) -> str:
+        written = "".join(
+            f"events {{ metadata_id: 1 offset_ps: {start}000000 duration_ps: {took}000000 }}"
+            for start, took in events
+        )
+        return f'lines {{ name: "Stream #{number}" timestamp_ns: 7 {written} }}'
+
+    names = 'event_metadata { key: 1 value { id: 1 name: "write" } }'
+    streams = stream(1, (0, 30), (50, 10)) + stream(2, (20, 20), (52, 3))
+    found = ProfileData.from_text_proto(f'planes {{ name: "/device:GPU:0" {streams} {names} }}')
+    assert busy_seconds(found) == pytest.approx(50e-6)

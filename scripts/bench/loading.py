@@ -1,6 +1,6 @@
 """Times loading a model's weights: as they come, and as `jkvq convert` writes them.
 
-python scripts/bench_loading.py [--model smollm2-135m] [--dtype float32]
+python scripts/bench/loading.py [--model smollm2-135m] [--dtype float32]
 """
 
 import json

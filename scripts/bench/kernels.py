@@ -1,7 +1,7 @@
 """Times the kernels on this GPU: microseconds, bytes, bandwidth and ratios, all of one run.
 
-    python -m scripts.bench_kernels --out docs/benchmarks/h200.json
-    python -m scripts.bench_kernels --only decode --workloads W1,W2 --caches bf16,int4
+    python -m scripts.bench.kernels --out docs/benchmarks/h200.json
+    python -m scripts.bench.kernels --only decode --workloads W1,W2 --caches bf16,int4
 
 Every time is the least of several repeats of a chain of calls, divided by its length; a chain is
 long enough that what it takes to start it does not count. What all layers of a step share, the plan

@@ -1,6 +1,6 @@
 """Times an engine in steady state on this GPU against bare bursts of the same shape.
 
-    python -m scripts.bench_engine --cache jkvq-int4 --slots 64 --tokens 8192
+    python -m scripts.bench.engine --cache jkvq-int4 --slots 64 --tokens 8192
 
 Random bfloat16 weights in the shape of Qwen3-8B; every sequence has a prompt of its own. Afterwards
 some requests leave and others come, and nothing shall be compiled for them.

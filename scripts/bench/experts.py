@@ -1,6 +1,6 @@
 """Times a layer's experts on this GPU in the shape of Qwen3-30B-A3B, by the ways to compute them.
 
-    python -m scripts.bench_experts
+    python -m scripts.bench.experts
 
 Microseconds of one feed-forward block without its router, for a decode step of each batch, and the
 part of the memory's speed at which it reads the experts that the tokens chose, each once.
@@ -22,7 +22,7 @@ from flax import nnx
 from jkvq.bench.shapes import shape_config
 from jkvq.bench.steps import stream_bandwidth
 from jkvq.models.layers.experts import ExpertStack
-from scripts.bench_kernels import timed
+from scripts.bench.kernels import timed
 
 _BY_EXPERT = jax.lax.RaggedDotDimensionNumbers(
     dot_dimension_numbers=(((1,), (2,)), ((), ())),

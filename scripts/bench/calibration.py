@@ -1,6 +1,6 @@
 """Times calibration's pass over a text against a plain forward of the same layers.
 
-python -m scripts.bench_calibration [--model smollm2-135m] [--tokens 2048] [--json]
+python -m scripts.bench.calibration [--model smollm2-135m] [--tokens 2048] [--json]
 
 Both run one window after another. The forward has `jax.nn.dot_product_attention` where the pass
 computes its moments; neither computes logits. Seconds of the process on a CPU, where other programs

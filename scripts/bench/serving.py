@@ -1,6 +1,6 @@
 """Compares a server over HTTP with its own engine, on this device, under the same load.
 
-    python -m scripts.bench_serving --concurrency 1,16,64,128 --prompt 8192 --new 256 --out s.json
+    python -m scripts.bench.serving --concurrency 1,16,64,128 --prompt 8192 --new 256 --out s.json
 
 Random bfloat16 weights in the shape of Qwen3-8B, whose every token is some text and none ends an
 answer. One server, whose engine is asked directly first and then, by the client of `jkvq bench
