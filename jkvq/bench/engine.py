@@ -20,7 +20,7 @@ from jkvq.support.arguments import INT32, whole
 from jkvq.support.compile_clock import compiling
 from jkvq.support.errors import UserError
 from jkvq.support.pictures import line_look, new_figure
-from jkvq.support.progress import count_bar
+from jkvq.support.progress import count_bar, note
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -260,6 +260,7 @@ def _measured(
     for each in run.results:
         if each.error is not None:
             raise UserError(f"{cache}: {each.error}")
+    note(f"{cache}, {way}, {concurrency} at once: {run.rate:,.1f} tokens/s")
     between = [
         each.timings.decode / (len(each.tokens) - 1) for each in run.results if len(each.tokens) > 1
     ]

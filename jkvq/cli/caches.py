@@ -13,7 +13,10 @@ def caches(
     context: Annotated[int, typer.Option(help="Tokens per sequence.")] = 131072,
     as_json: AsJson = False,
 ):
-    """List the caches by name, with what they store."""
+    """List the caches by name, with what they store.
+
+    Those that `jkvq tune` named come last, without their bits: these depend on the model's layers.
+    """
     require_positive(head_dim=head_dim, context=context)
     listed = _listed(head_dim, context)
     if as_json:
@@ -22,7 +25,7 @@ def caches(
     rows = (
         (
             name,
-            f"{found['bits_per_element']:.3f}",
+            "" if found["bits_per_element"] is None else f"{found['bits_per_element']:.3f}",
             "yes" if found["calibrated"] else "",
             found["about"],
         )
@@ -36,6 +39,7 @@ def _listed(head_dim: int, context: int) -> dict[str, dict[str, Any]]:
     """What there is to say of each cache that heads and contexts of these sizes can have."""
     from jkvq.cache.footprint import bits_per_element
     from jkvq.cache.shape import CacheShape
+    from jkvq.cache.specs.kept_names import kept_names
     from jkvq.cache.specs.presets import PRESETS
 
     shape, listed = CacheShape(1, 1, head_dim), {}
@@ -49,4 +53,6 @@ def _listed(head_dim: int, context: int) -> dict[str, dict[str, Any]]:
             "calibrated": preset.spec.key.calibrated or preset.spec.value.calibrated,
             "about": preset.about,
         }
+    for name, text in kept_names().items():
+        listed[name] = {"bits_per_element": None, "calibrated": True, "about": text}
     return listed

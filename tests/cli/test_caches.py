@@ -1,11 +1,13 @@
 import pytest
 
 import jkvq
+from jkvq.cache.specs.kept_names import keep_name
 from jkvq.cache.specs.presets import PRESETS
 from tests.cli.running import run, run_json
 
 
-def test_caches_lists_every_preset():
+def test_caches_lists_every_preset(tmp_path, monkeypatch):
+    monkeypatch.setenv("JKVQ_CACHE", str(tmp_path))
     found = run_json("caches")["caches"]
     assert list(found) == list(PRESETS)
     assert found["saw-int4"]["bits_per_element"] == 4.25
@@ -13,6 +15,10 @@ def test_caches_lists_every_preset():
     assert found["tq-k3v3"]["bits_per_element"] <= 3.13
     assert "bdr128-k" not in run_json("caches", "--head-dim", "64")["caches"]
     assert run("methods") == run("caches")
+    tuned = "jkvq-int2,key.bits=4@0+3-5,key.digits=none@0+3-5"
+    keep_name("narrow", tuned)
+    assert run_json("caches")["caches"].pop("narrow")["about"] == tuned
+    assert "narrow" in run("caches")
 
 
 @pytest.mark.parametrize("number", ["0", "-5"])
