@@ -1,6 +1,7 @@
-"""Makes the calibration of a catalogue model that ships with the package.
+"""Puts a calibration of a catalogue model into the package, with which it ships.
 
-    python -m scripts.ship_calibration smollm2-135m
+    jkvq calibrate --model smollm2-135m --learn --text train.raw.gz --out learned
+    python -m scripts.ship_calibration learned
 
 Rotations are stored in float16, which is what kernels take. Nothing of it is kept where the weights
 differ: a model of the same name with others is calibrated on its first use.
@@ -8,7 +9,6 @@ differ: a model of the same name with others is calibrated on its first use.
 
 import dataclasses
 import shutil
-import tempfile
 from pathlib import Path
 from typing import Annotated
 
@@ -16,23 +16,17 @@ import numpy as np
 import typer
 
 from jkvq.cache.calibrated import SideCalibration
-from jkvq.calibration.artefact import save_artefact
-from jkvq.loading.calibrate import calibrate
+from jkvq.calibration.artefact import load_artefact, save_artefact
 
 SHIPPED = Path(__file__).parents[1] / "calibration" / "shipped"
 
 
-def main(
-    model: str,
-    method: str = "jkvq",
-    tokens: Annotated[int, typer.Option(help="Of the default text.")] = 8192,
-):
+def main(calibration: Annotated[Path, typer.Argument(help="What `jkvq calibrate` wrote.")]):
     """Writes calibration/shipped/MODEL/METHOD."""
-    with tempfile.TemporaryDirectory() as work:
-        found = calibrate(model, method=method, tokens=tokens, out=Path(work) / "made")
+    found = load_artefact(calibration)
     sides = {name: _narrow(getattr(found.calibration, name)) for name in ("key", "value")}
     narrow = dataclasses.replace(found.calibration, **sides)
-    folder = SHIPPED / model / method
+    folder = SHIPPED / found.manifest.model / found.manifest.method
     shutil.rmtree(folder, ignore_errors=True)
     save_artefact(dataclasses.replace(found, calibration=narrow), folder)
     print(f"{folder}: {sum(path.stat().st_size for path in folder.iterdir()):,} bytes")
