@@ -54,12 +54,13 @@ def choose_calibrations(folders: Sequence[Path], caches: Sequence[str]) -> dict[
         name: choose_calibration([own[name]] if name in own else folders, cache_of(name))
         for name in caches
     }
-    for folder in (*folders, *own.values()):
-        if folder not in chosen.values():
-            raise UserError(
-                f"the calibration {folder} is of no use to {', '.join(caches)}: leave it out, or "
-                "name a cache that it serves (`jkvq inspect` explains it)"
-            )
+    useless = {folder: caches for folder in folders if folder not in chosen.values()}
+    useless |= {folder: [cache_of(name)] for name, folder in own.items() if chosen[name] is None}
+    for folder, names in useless.items():
+        raise UserError(
+            f"the calibration {folder} is of no use to {', '.join(names)}: leave it out, or name a "
+            "cache that it serves (`jkvq inspect` explains it)"
+        )
     return chosen
 
 

@@ -39,5 +39,5 @@ def test_a_calibration_that_serves_none_of_the_caches_is_refused(plain, tmp_path
         "int4,center=true": None,
         name: folder,
     }
-    with pytest.raises(jkvq.UserError, match="center is of no use to int4,calibration="):
-        choose_calibrations([], [f"int4,calibration={folder}"])
+    with pytest.raises(jkvq.UserError, match="center is of no use to int4: leave it"):
+        choose_calibrations([], [name, "bf16", f"int4,calibration={folder}"])
