@@ -26,7 +26,7 @@ from jkvq.pallas_kernels.rotary import angles, rotate
 
 _ROWS = 1024  # hidden states whose distributions are computed at once
 # Two runs on one device give the same numbers.
-_ALIKE = {"xla_gpu_deterministic_ops": True}
+ALIKE = {"xla_gpu_deterministic_ops": True}
 
 Layers = list[dict[str, Turned]]
 
@@ -166,12 +166,12 @@ def first_that_reads_coded(spec: CacheSpec, tokens: int) -> int:
     return int((spec.packed(np.arange(1, tokens + 1)) == 0).sum())
 
 
-@functools.partial(jax.jit, static_argnames="config", compiler_options=_ALIKE)
+@functools.partial(jax.jit, static_argnames="config", compiler_options=ALIKE)
 def _run(config: ModelConfig, weights: Params, x, rotary, attend: Coded) -> Float[Array, "B T D"]:
     return run_layer(config, weights, Hidden.of(x), rotary, attend, None)[0].total
 
 
-@functools.partial(jax.jit, static_argnames="config", compiler_options=_ALIKE)
+@functools.partial(jax.jit, static_argnames="config", compiler_options=ALIKE)
 def _pull(config: ModelConfig, weights: Params, x, rotary, attend: Coded, back):
     """The gradient of a layer's matrices and means, and of its input, from that of its output."""
 
@@ -203,6 +203,6 @@ def _mean_kl(
     return jax.lax.scan(of_block, jnp.float32(0), (in_blocks(exact), in_blocks(x)))[0] / rows
 
 
-_how = {"static_argnums": (0, 2), "compiler_options": _ALIKE}
+_how = {"static_argnums": (0, 2), "compiler_options": ALIKE}
 _divergence = jax.jit(_mean_kl, **_how)
 _divergence_and_gradient = jax.jit(jax.value_and_grad(_mean_kl, argnums=4), **_how)
