@@ -68,9 +68,13 @@ def visible_tokens(
 
 
 def serves_fused(q: Float[Array, "B T N H"], sinks: Array | None) -> bool:
-    """Whether `attend_fused` takes such queries on this device."""
-    small = q.dtype in (jnp.bfloat16, jnp.float16) and q.shape[-1] <= _FUSED_HEAD
-    return jax.default_backend() == "gpu" and small and sinks is None
+    """Whether `attend_fused` takes such queries on this device.
+
+    Float16 is what GPUs compute in that have no bfloat16, and cuDNN has no such kernel for those.
+    """
+    _, T, _, H = q.shape
+    fits = q.dtype == jnp.bfloat16 and H <= _FUSED_HEAD and H % 8 == 0 and T % 2 == 0
+    return jax.default_backend() == "gpu" and fits and sinks is None
 
 
 def attend_fused(

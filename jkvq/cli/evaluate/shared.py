@@ -56,7 +56,8 @@ def choose_calibrations(folders: Sequence[Path], caches: Sequence[str]) -> dict[
     }
     useless = {folder: caches for folder in folders if folder not in chosen.values()}
     useless |= {folder: [cache_of(name)] for name, folder in own.items() if chosen[name] is None}
-    for folder, names in useless.items():
+    if useless:
+        folder, names = next(iter(useless.items()))
         raise UserError(
             f"the calibration {folder} is of no use to {', '.join(names)}: leave it out, or name a "
             "cache that it serves (`jkvq inspect` explains it)"

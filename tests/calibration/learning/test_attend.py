@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import jkvq
-from jkvq.calibration.learning.attend import attend, attend_fused
+from jkvq.calibration.learning.attend import attend, attend_fused, serves_fused
 from jkvq.calibration.learning.passes import ALIKE
 
 SPEC = jkvq.parse_spec("jkvq-int2,sink=16,recent=16,page=16")
@@ -45,6 +45,20 @@ def test_one_kernel_gives_what_blocks_do(window, coded, implementation, dtype, o
     expected, found = (forth_and_back(f, q, *kv) for f in (blocks, fused))
     for one, other in zip(expected, found, strict=True):
         np.testing.assert_allclose(other, one, atol=off * np.abs(one).max(), rtol=0)
+
+
+def test_the_kernel_is_taken_where_cudnn_has_it(monkeypatch):
+    def served(*shape: int, dtype=jnp.bfloat16, sinks=None) -> bool:
+        return serves_fused(jnp.zeros(shape, dtype), sinks)
+
+    usual = 1, 32, 2, 64
+    monkeypatch.setattr(jax, "default_backend", lambda: "cpu")
+    assert not served(*usual)
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert served(*usual) and served(1, 32, 2, 128)
+    assert not served(*usual, dtype=jnp.float16) and not served(*usual, dtype=jnp.float32)
+    assert not served(1, 31, 2, 64) and not served(1, 32, 2, 256) and not served(1, 32, 2, 60)
+    assert not served(*usual, sinks=jnp.zeros(2))
 
 
 @pytest.mark.gpu
