@@ -14,15 +14,15 @@ LIMIT = 3600.0  # seconds
 _SIZE = 1024  # of the product that is timed
 
 
-def require_time(work: str, operations: float) -> None:
-    """Refuses to work for hours on a CPU."""
+def require_time(work: str, operations: float, instead: str) -> None:
+    """Refuses to work for hours on a CPU; ``instead`` is what would take less."""
     if jax.default_backend() != "cpu":
         return
     took = operations / _rate()
     if took > LIMIT:
         raise UserError(
             f"{work} would take about {timedelta(seconds=round(took))} on this CPU: do it on a "
-            "GPU, or with fewer steps, a smaller batch or a shorter window"
+            f"GPU, or with {instead}"
         )
 
 

@@ -8,6 +8,7 @@ import typer
 
 from jkvq.cli.shared import AsJson, Dtype, Model, TextOrProse, print_json
 from jkvq.defaults import CALIBRATION_TOKENS, DEFAULT_CACHES, DEFAULT_MODEL
+from jkvq.support.errors import UserError
 
 if TYPE_CHECKING:
     from jkvq.calibration.artefact import Manifest
@@ -117,6 +118,8 @@ def calibrate(
     ] = None,
 ):
     """Read a text with a model, and write what calibrated caches need to know of it."""
+    if learn and method != "jkvq":
+        raise UserError(f"--learn: only method jkvq learns, not {method}; leave one of them out")
     options = {
         "shared": shared,
         "key_target": key_target,

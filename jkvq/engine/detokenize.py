@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from jkvq.models.tokenizer import Tokenizer
 
 _UNFINISHED = "\ufffd"  # what the bytes of half a character decode to
+_LONGEST = 4  # tokens of a character, of one byte each
 
 
 class TextStream:
@@ -24,17 +25,32 @@ class TextStream:
         self._given = 0
         self.stopped = False
 
-    def add(self, token: int) -> None:
-        """Takes the next token; ``stopped`` says whether it completed a stop string."""
-        self._tokens.append(token)
-        before = self._tokenizer.decode(self._tokens[self._context : self._decoded])
-        after = self._tokenizer.decode(self._tokens[self._context :])
-        if len(after) > len(before) and not after.endswith(_UNFINISHED):
-            self._append(after[len(before) :])
-            self._context, self._decoded = self._decoded, len(self._tokens)
+    def add(self, tokens: Sequence[int]) -> int:
+        """Takes the next tokens, but those behind a stop string; returns how many it has taken.
+
+        ``stopped`` says whether one was complete. Without stop strings nothing is decoded yet.
+        """
+        if not self._stop:
+            self._tokens += tokens
+            return len(tokens)
+        before = len(self._tokens), self._context, self._decoded, self._text
+        self._tokens += tokens
+        self._read_on()
+        if not self.stopped or len(tokens) == 1:
+            return len(tokens)
+        # Which token completed it, and which string: again, one by one
+        count, self._context, self._decoded, self._text = before
+        del self._tokens[count:]
+        self.stopped = False
+        return next(place for place, each in enumerate(tokens, 1) if self._stops_with(each))
+
+    def _stops_with(self, token: int) -> bool:
+        self.add([token])
+        return self.stopped
 
     def take(self) -> str:
         """The text that is certain and was not given yet."""
+        self._read_on()
         return self._give(len(self._text) if self.stopped else len(self._text) - self._held())
 
     def finish(self) -> str:
@@ -43,6 +59,19 @@ class TextStream:
             before = self._tokenizer.decode(self._tokens[self._context : self._decoded])
             self._append(self._tokenizer.decode(self._tokens[self._context :])[len(before) :])
         return self._give(len(self._text))
+
+    def _read_on(self) -> None:
+        """Decodes what came since, but for the last tokens if they end with half a character."""
+        if self.stopped or self._decoded == len(self._tokens):
+            return
+        before = self._tokenizer.decode(self._tokens[self._context : self._decoded])
+        last = len(self._tokens)
+        for end in range(last, max(self._decoded, last - _LONGEST), -1):
+            after = self._tokenizer.decode(self._tokens[self._context : end])
+            if len(after) > len(before) and not after.endswith(_UNFINISHED):
+                self._append(after[len(before) :])
+                self._context, self._decoded = self._decoded, end
+                return
 
     def _append(self, text: str) -> None:
         start = max(0, len(self._text) - max(map(len, self._stop), default=0))

@@ -328,6 +328,7 @@ class Engine:
                     _tops_at(host.tops, (row, new), handle.tops),
                     ended=ended,
                     failed=failed,
+                    watched=handle.watched,
                 )
             except Exception as error:  # of the tokenizer: nobody else's affair
                 writer.fail(f"the text of request {handle.number} cannot be written: {error}")

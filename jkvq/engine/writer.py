@@ -152,32 +152,47 @@ class Writer:
         *,
         ended: bool,
         failed: bool,
+        watched: bool,
     ) -> None:
-        """Takes new tokens; ``ended``: no more come, ``failed``: as the last is no number."""
+        """Takes new tokens.
+
+        ended: no more come.
+        failed: the last of them is none, as the scores were no numbers.
+        watched: somebody reads along; else the text is made at the end, which is less work.
+        """
         self._clock.mark_first_token()
         taken = 0 if self._silent else len(tokens)
-        if failed:  # what was drawn from scores that are not numbers is no token
+        if failed:
             taken = len(tokens) - 1
-        for place in range(taken):
-            token = tokens[place]
-            self.tokens.append(token)
-            self.logprobs.append(logprobs[place])
-            self.tops += tops[place : place + 1]
-            complete = self.matcher is not None and self.matcher.take(token)
-            if token not in self._stops:
-                self._stream.add(token)
-            if complete or token in self._stops or self._stream.stopped:
-                self._reason = "stop"
-                break
+        taken = self._until_end(tokens[:taken])
+        self.tokens += tokens[:taken]
+        self.logprobs += logprobs[:taken]
+        self.tops += tops[:taken]
         if failed and self._reason == "length":
+            self._new += self._stream.take()
             self.fail(
                 f"the model's scores for token {len(self.tokens) + 1} of {self._label} are not "
                 "numbers (NaN): its weights are damaged, or the dtype is too narrow for them"
             )
         elif ended or self._reason == "stop":
             self._end()
-        else:
+        elif watched:
             self._new += self._stream.take()
+
+    def _until_end(self, tokens: list[int]) -> int:
+        """Writes new tokens, and says how many: fewer than all if the text has ended by one."""
+        written = tokens
+        for place, token in enumerate(tokens):
+            complete = self.matcher is not None and self.matcher.take(token)
+            if complete or token in self._stops:
+                self._reason, tokens = "stop", tokens[: place + 1]
+                written = tokens[:place] if token in self._stops else tokens
+                break
+        count = self._stream.add(written)
+        if not self._stream.stopped:
+            return len(tokens)
+        self._reason = "stop"
+        return count
 
     def fail(self, error: str) -> None:
         """Ends it with an error, and the text that was certain before."""

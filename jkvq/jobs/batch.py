@@ -15,6 +15,7 @@ from jkvq.support.arguments import shown
 from jkvq.support.errors import UserError
 
 _WINDOW = 2  # requests in the engine, in its slots: whoever ends is followed at once
+_AT_ONCE = 16  # requests that are read between two ticks, while the device is at work
 
 
 @dataclass(frozen=True)
@@ -86,11 +87,13 @@ class Window:
             requests: the next one is taken when there is room for it.
         """
         going: dict[int, Asked] = {}
-        for asked in requests:
+        for number, asked in enumerate(requests, 1):
             try:
                 going[self._submit(asked.index, asked.request).number] = asked
             except UserError as error:
                 yield asked, Answer(asked.index, asked.request.custom_id, None, str(error))
+            if len(going) >= self._engine.slots and number % _AT_ONCE == 0:
+                yield from self._ended(going)
             while len(going) >= self._size:
                 yield from self._ended(going)
         while going:

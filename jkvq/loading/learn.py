@@ -44,7 +44,9 @@ def text_to_learn(
         seed=chosen.seed,
     )
     each = _PASSES * chosen.batch * operations(model.config, chosen.window)
-    require_time(f"{chosen.steps} steps of {chosen.batch} windows", chosen.steps * each)
+    work = f"{chosen.steps} steps of {chosen.batch} windows"
+    less = "fewer steps, a smaller batch or a shorter window"
+    require_time(work, chosen.steps * each, less)
     return text
 
 

@@ -144,7 +144,7 @@ def _windows(model: Model, ids: list[int], window: int, target: Target) -> Text:
     text = cut(ids, widest, batch=_BATCH, seed=0, **how)
     passes = sum(len(side_options(*windows)) for windows in WINDOWS) * model.config.layers / 2
     each = passes * _READ * _BATCH * operations(model.config, window)
-    require_time("measuring what every layer costs", each)
+    require_time("measuring what every layer costs", each, "a shorter window")
     return text
 
 

@@ -11,7 +11,7 @@ TOKENIZER = byte_tokenizer()
 def _pieces(text: str, stop=()) -> tuple[list[str], bool]:
     stream, pieces = TextStream(TOKENIZER, stop), []
     for token in TOKENIZER.encode(text):
-        stream.add(token)
+        stream.add([token])
         pieces.append(stream.take())
         if stream.stopped:
             break
@@ -33,8 +33,7 @@ def test_pieces_never_show_half_a_character():
 
 def test_unfinished_bytes_at_the_end_are_shown_at_the_end():
     stream = TextStream(TOKENIZER)
-    for token in TOKENIZER.encode("a😀")[:-1]:
-        stream.add(token)
+    stream.add(TOKENIZER.encode("a😀")[:-1])
     assert stream.take() == "a"
     assert stream.finish() == "\ufffd"
 
@@ -54,7 +53,43 @@ def test_text_ends_before_the_first_stop_string(text, stop):
 @pytest.mark.parametrize(("text", "shown"), [("xyz EN", "xyz "), ("xyz E!", "xyz E!")])
 def test_what_may_begin_a_stop_string_is_held_back(text, shown):
     stream = TextStream(TOKENIZER, ["END"])
-    for token in TOKENIZER.encode(text):
-        stream.add(token)
+    stream.add(TOKENIZER.encode(text))
     assert stream.take() == shown
     assert shown + stream.finish() == text
+
+
+@given(
+    st.text("abé😀", max_size=20),
+    st.lists(st.text("abé", min_size=1, max_size=3), max_size=3),
+    st.lists(st.integers(1, 9), min_size=20, max_size=80),
+    st.data(),
+)
+def test_tokens_that_come_together_are_as_those_that_come_one_by_one(text, stop, sizes, data):
+    tokens = TOKENIZER.encode(text)
+    alone, taken = TextStream(TOKENIZER, stop), 0
+    while taken < len(tokens) and not alone.stopped:
+        taken += alone.add([tokens[taken]])
+    together, start, shown = TextStream(TOKENIZER, stop), 0, ""
+    for size in sizes:
+        if start < len(tokens) and not together.stopped:
+            start += together.add(tokens[start : start + size])
+            if data.draw(st.booleans()):
+                shown += together.take()
+    while start < len(tokens) and not together.stopped:
+        start += together.add(tokens[start:])
+    assert (start, together.stopped) == (taken, alone.stopped)
+    assert shown + together.finish() == alone.finish()
+
+
+def test_nothing_is_decoded_before_somebody_reads(monkeypatch):
+    decoded = []
+    monkeypatch.setattr(
+        "jkvq.models.tokenizer.Tokenizer.decode",
+        lambda self, tokens: decoded.append(len(tokens)) or "a" * len(tokens),
+    )
+    stream = TextStream(TOKENIZER)
+    for _ in range(5):
+        stream.add([1, 2, 3])
+    assert decoded == []
+    assert stream.finish() == "a" * 15
+    assert sum(decoded) == 15

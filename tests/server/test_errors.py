@@ -205,7 +205,7 @@ def test_a_request_that_fails_in_the_engine_fails_alone(served, monkeypatch):
 
 
 def test_a_text_that_fails_is_an_error_whole_or_streamed(served, monkeypatch):
-    monkeypatch.setattr("jkvq.engine.detokenize.TextStream.add", lambda self, token: 1 / 0)
+    monkeypatch.setattr("jkvq.engine.detokenize.TextStream.add", lambda self, tokens: 1 / 0)
     body = {"prompt": "Hello", "max_tokens": 3}
     error = error_of(served.http.post(COMPLETIONS, json=body), 500)
     assert "cannot be written: division by zero" in error["message"]
