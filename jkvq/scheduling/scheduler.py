@@ -23,6 +23,8 @@ from jkvq.scheduling.prefix_cache import PrefixCache
 from jkvq.scheduling.sequence import Sequence, chunk_names
 from jkvq.scheduling.window import Held, Window
 
+_SPARE = 16  # one of so many slots may be empty until several prompts can begin together
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -133,8 +135,8 @@ class Scheduler:
     @property
     def reads(self) -> bool:
         """Whether some of a prompt is to be stored in the next tick."""
-        comes = bool(self.waiting and self._slots)
-        return comes or any(each.state == "prefill" for each in self.running)
+        comes = self.waiting and self._slots and not self._waits_for_company()
+        return bool(comes) or any(each.state == "prefill" for each in self.running)
 
     @property
     def held_pages(self) -> int:
@@ -232,6 +234,8 @@ class Scheduler:
 
     def _admit(self, steps: int) -> None:
         """Lets the oldest waiting sequences run while there are slots and pages for them."""
+        if self._waits_for_company():
+            return
         while self.waiting and self._slots:
             sequence = self.waiting[0]
             # Some of the prompt must be left to run: the next token is drawn from its last one.
@@ -255,6 +259,14 @@ class Scheduler:
             self.waiting.pop(0)
             self._start(sequence, shared, held, len(chain) * self.limits.chunks[-1])
             self._grant(sequence, end)
+
+    def _waits_for_company(self) -> bool:
+        """Whether who comes next waits until a program can take several prompts.
+
+        Only while more wait than there are slots for, and nearly all slots are taken.
+        """
+        several = min(self.limits.rows, self.limits.slots // _SPARE, len(self.waiting))
+        return len(self._slots) < several
 
     def _hold(self, held: list[Held]) -> None:
         for window, own in zip(self._windows, held, strict=True):
