@@ -185,6 +185,11 @@ def run(
     return finish(config, params["norm"], hidden), state
 
 
+def without_layers(params: Params) -> Params:
+    """What `finish` and `logits` need. Each array that a program takes costs its caller time."""
+    return {name: own for name, own in params.items() if name != "layers"}
+
+
 def logits(
     config: ModelConfig, params: Params, hidden: Float[Array, "*rows D"]
 ) -> Float[Array, "*rows V"]:

@@ -21,7 +21,7 @@ from jkvq.calibration.learning.attend import attend, attend_fused, serves_fused
 from jkvq.calibration.learning.parameters import Turned
 from jkvq.calibration.learning.straight_through import as_window, read_back
 from jkvq.models.config import ModelConfig
-from jkvq.models.decoder import Hidden, Params, embed, finish, logits, run_layer
+from jkvq.models.decoder import Hidden, Params, embed, finish, logits, run_layer, without_layers
 from jkvq.pallas_kernels.rotary import angles, rotate
 
 _ROWS = 1024  # hidden states whose distributions are computed at once
@@ -153,8 +153,7 @@ class Network:
     def _compared(self, exact: Float[Array, "B T D"], x: Float[Array, "B T D"]):
         """What the KL of final states over the cache from exact ones is computed from."""
         first = first_that_reads_coded(self.spec, x.shape[1])
-        ends = {name: own for name, own in self.params.items() if name != "layers"}
-        return self.config, ends, first, exact, x
+        return self.config, without_layers(self.params), first, exact, x
 
 
 def _last(states: Iterator[Array]) -> Array:

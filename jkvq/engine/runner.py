@@ -16,6 +16,7 @@ from jkvq.engine.drawing.scores import Scored
 from jkvq.engine.sampling import SamplerArrays, Sampling, draws_of
 from jkvq.engine.steps import BURST, Decoding, Drawn, decode_burst, join, prefill_chunk
 from jkvq.llm import LLM
+from jkvq.models.decoder import without_layers
 from jkvq.scheduling.scheduler import Chunk, Limits
 from jkvq.support.errors import UserError
 from jkvq.support.memory import format_bytes, ran_out
@@ -95,7 +96,7 @@ class Runner:
         if self._adjusted(any(start.adjusts for start in asked)):
             new = dataclasses.replace(new, adjust=_adjust(llm, starts))
         self._state, self._length, drawn = join(
-            *(llm.config, llm.params, hidden, self._state, self._length),
+            *(llm.config, without_layers(llm.params), hidden, self._state, self._length),
             *(slot, new, stored, known),
             *(draws_of(start.sampling for start in asked), any(start.tops for start in asked)),
         )

@@ -22,7 +22,7 @@ from jkvq.engine.drawing.scores import Scored, Tops, logprob_of, score, tops_of
 from jkvq.engine.forward import forward
 from jkvq.engine.sampling import MOST_TOPS, Draws, SamplerArrays, sample
 from jkvq.models.config import ModelConfig
-from jkvq.models.decoder import Params, logits
+from jkvq.models.decoder import Params, logits, without_layers
 from jkvq.pallas_kernels.types import Implementation
 
 BURST = PACK_EVERY  # the most tokens per launch
@@ -92,7 +92,7 @@ def _last(hidden: Float[Array, "B T D"], count: Int[Array, " B"]) -> Float[Array
 )
 def join(
     config: ModelConfig,
-    params: Params,
+    ends: Params,
     hidden: Float[Array, "R D"],
     state: Decoding,
     length: Int[Array, " B"],
@@ -108,7 +108,7 @@ def join(
     A slot past the end stands for padding. ``known`` is a token that is drawn in any case, or -1.
     With ``tops`` the likeliest tokens are told too.
     """
-    new, drawn = _draw(logits(config, params, hidden), new, known, draws, tops)
+    new, drawn = _draw(logits(config, ends, hidden), new, known, draws, tops)
     state = jax.tree.map(lambda all, own: all.at[slot].set(own, mode="drop"), state, new)
     return state, length.at[slot].set(stored, mode="drop"), drawn
 
@@ -142,11 +142,12 @@ def decode_burst(
     if cache.spec.windowed:
         cache = _pack(cache, basis, plain, np.int32(limit), implementation)
     known, burst = jax.device_put(known), _begin(plain, _tops_at_a_place(config, tops))
+    ends = without_layers(params)
     for _ in range(limit):
         if _on_cpu() and not np.asarray(state.active).any():
             break
         hidden, cache = run_layers(config, params, basis, cache, _plain(state), implementation)
-        state, burst = _draw_next(config, params, hidden, state, known, burst, draws, tops)
+        state, burst = _draw_next(config, ends, hidden, state, known, burst, draws, tops)
     return cache, state, burst.drawn
 
 
@@ -228,12 +229,12 @@ def _begin(state: Decoding, tops: int) -> _Burst:
     jax.jit, static_argnames=("config", "draws", "tops"), donate_argnames=("state", "burst")
 )
 def _draw_next(
-    config, params, hidden, state: Decoding, known, burst: _Burst, draws: Draws, tops: bool
+    config, ends: Params, hidden, state: Decoding, known, burst: _Burst, draws: Draws, tops: bool
 ):
     """A token of each sequence, after its hidden states."""
     step, drawn = burst.step, burst.drawn
     now = jax.lax.dynamic_index_in_dim(known, step, axis=1, keepdims=False)
-    state, new = _draw(logits(config, params, hidden[:, 0]), state, now, draws, tops)
+    state, new = _draw(logits(config, ends, hidden[:, 0]), state, now, draws, tops)
     tokens, logprobs, likeliest = jax.tree.map(
         lambda all, one: jax.lax.dynamic_update_slice_in_dim(all, one, step, axis=1),
         (drawn.tokens, drawn.logprobs, drawn.tops),
