@@ -12,7 +12,7 @@ import functools
 import itertools
 import json
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -75,9 +75,9 @@ def main(
 
 
 @contextlib.contextmanager
-def _host_clock() -> Iterator[Counter[str]]:
+def _host_clock() -> Iterator[dict[str, float]]:
     """Seconds by what the host does."""
-    seconds: Counter[str] = Counter()
+    seconds: dict[str, float] = defaultdict(float)
     with contextlib.ExitStack() as stack:
         for (owner, name), what in _DOES.items():
             clocked = _clocked(getattr(owner, name), seconds, what)
@@ -85,7 +85,7 @@ def _host_clock() -> Iterator[Counter[str]]:
         yield seconds
 
 
-def _clocked(call: Any, seconds: Counter[str], what: str) -> Any:
+def _clocked(call: Any, seconds: dict[str, float], what: str) -> Any:
     @functools.wraps(call)
     def clocked(*args, **kwargs):
         begun = time.perf_counter()
