@@ -143,7 +143,7 @@ class Requests(RuleBasedStateMachine):
         assert (scheduler.tables == 0).all()
 
 
-Requests.TestCase.settings = settings(max_examples=100, stateful_step_count=100)
+Requests.TestCase.settings = settings(max_examples=50, stateful_step_count=100)
 TestRequests = Requests.TestCase
 
 

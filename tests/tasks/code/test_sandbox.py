@@ -197,7 +197,7 @@ def test_a_process_that_got_past_the_guards_ends_with_its_program(monkeypatch):
     command = [sys.executable, "-c", textwrap.dedent(unguarded)]
     monkeypatch.setattr(sandbox, "_python", lambda _: command)
     program = "import os, time\nif not os.fork():\n    time.sleep(30)"
-    assert passes(program, "assert True")
+    assert passes(program, "assert True", Limits(wall_seconds=2))
 
 
 def test_no_dead_process_is_left_to_whoever_inherits_it(tmp_path):
