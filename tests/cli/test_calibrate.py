@@ -101,3 +101,8 @@ def test_calibrate_learns_for_the_cache_that_is_named(arguments, cache, monkeypa
     monkeypatch.setattr("jkvq.loading.calibrate.calibrate", seen)
     with pytest.raises(jkvq.UserError, match="seen"):
         run("calibrate", *arguments)
+
+
+def test_learning_is_refused_to_methods_that_do_not_learn():
+    with pytest.raises(jkvq.UserError, match="--learn: only method jkvq learns, not oscar"):
+        run("calibrate", "--learn", "--method", "oscar")
