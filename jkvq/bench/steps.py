@@ -259,7 +259,7 @@ def _drawing(config: ModelConfig, batch: int) -> Decoding:
         failed=jnp.zeros(batch, bool),
         seen=jnp.zeros((batch, config.vocab), bool),
         stop_tokens=jnp.full((batch, 8), -1, jnp.int32),
-        sampler=SamplerArrays.stack([Sampling()] * batch),
+        sampler=jax.device_put(SamplerArrays.stack([Sampling()] * batch)),
     )
 
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence as Listed
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -50,7 +50,7 @@ class Runner:
         slots = limits.slots
         self._groups = _pools(llm, limits)
         self._length: Int[Array, " B"] = jax.device_put(np.zeros(slots, np.int32))
-        self._state = _state(llm, [None] * slots)
+        self._state = jax.device_put(_state(llm, [None] * slots))
         self._starts: list[Start | None] = [None] * slots  # of who is in a slot, or was
 
     def prefill(self, group: list[Chunk], width: int) -> tuple[Float[Array, "R D"], Scored | None]:
@@ -91,7 +91,7 @@ class Runner:
         asked = [start for start in starts if start]
         for start in asked:
             self._starts[start.slot] = start
-        slot, stored, known = (jax.device_put(column) for column in ints.T.copy())
+        slot, stored, known = ints.T.copy()
         new = _state(llm, starts)
         if self._adjusted(any(start.adjusts for start in asked)):
             new = dataclasses.replace(new, adjust=_adjust(llm, starts))
@@ -143,9 +143,8 @@ class Runner:
         """The pools under the tables of some sequences."""
         spec, windows = self._llm.spec, self._llm.config.windows
         has = True, spec.windowed, bool(windows)
-        packed, exact, local = (
-            jax.device_put(table.copy()) if there else None
-            for table, there in zip(tables, has, strict=True)
+        packed, exact, local = jax.device_put(
+            [table.copy() if there else None for table, there in zip(tables, has, strict=True)]
         )
         assert packed is not None
         sequences = Sequences(packed, exact, length, local)
@@ -183,27 +182,24 @@ def _following(group: list[Chunk], tokens: Int[np.ndarray, "R T"]) -> Int[Array,
 
 
 def _state(llm: LLM, starts: Listed[Start | None]) -> Decoding:
-    """Where sequences stand that have drawn nothing; None is a slot that nobody has."""
+    """Where sequences stand that have drawn nothing, in numpy; None is a slot that nobody has."""
     rows = len(starts)
-    stops = np.full((rows, _STOP_TOKENS), -1, np.int32)
-    seen = np.zeros((rows, llm.config.vocab), bool)
-    budget = np.zeros(rows, np.int32)
+    arrays: dict[str, Any] = {
+        "token": np.zeros(rows, np.int32),
+        "made": np.zeros(rows, np.int32),
+        "budget": np.zeros(rows, np.int32),
+        "active": np.asarray([start is not None for start in starts]),
+        "failed": np.zeros(rows, bool),
+        "seen": np.zeros((rows, llm.config.vocab), bool),
+        "stop_tokens": np.full((rows, _STOP_TOKENS), -1, np.int32),
+    }
     for row, start in enumerate(starts):
         if start is not None:
-            own = start.stops[:_STOP_TOKENS]
-            seen[row, start.prompt], stops[row, : len(own)] = True, own
-            budget[row] = start.budget
-    # Made by numpy: every small array that jax.numpy makes is a program to compile.
-    return Decoding(
-        token=jax.device_put(np.zeros(rows, np.int32)),
-        made=jax.device_put(np.zeros(rows, np.int32)),
-        budget=jax.device_put(budget),
-        active=jax.device_put(np.asarray([start is not None for start in starts])),
-        failed=jax.device_put(np.zeros(rows, bool)),
-        seen=jax.device_put(seen),
-        stop_tokens=jax.device_put(stops),
-        sampler=SamplerArrays.stack(_sampling(starts)),
-    )
+            stops = start.stops[:_STOP_TOKENS]
+            arrays["stop_tokens"][row, : len(stops)] = stops
+            arrays["seen"][row, start.prompt] = True
+            arrays["budget"][row] = start.budget
+    return Decoding(**arrays, sampler=SamplerArrays.stack(_sampling(starts)))
 
 
 def _adjust(llm: LLM, starts: Listed[Start | None]) -> Adjust:

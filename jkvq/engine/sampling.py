@@ -90,9 +90,12 @@ class SamplerArrays:
 
     @classmethod
     def stack(cls, rows: Sequence[Sampling]) -> "SamplerArrays":
-        def column(name: str, dtype):
-            return jax.device_put(np.asarray([getattr(row, name) for row in rows], dtype))
+        """Of numpy's arrays: a program that takes them is ten times faster than `device_put`."""
 
+        def column(name: str, dtype) -> Any:
+            return np.asarray([getattr(row, name) for row in rows], dtype)
+
+        seed: Any = np.asarray([divmod(row.seed, 2**32) for row in rows], np.uint32)
         return cls(
             column("repetition_penalty", np.float32),
             column("frequency_penalty", np.float32),
@@ -101,7 +104,7 @@ class SamplerArrays:
             column("top_k", np.int32),
             column("top_p", np.float32),
             column("min_p", np.float32),
-            jax.device_put(np.asarray([divmod(row.seed, 2**32) for row in rows], np.uint32)),
+            seed,
         )
 
 
