@@ -42,11 +42,11 @@ class TextStream:
         count, self._context, self._decoded, self._text = before
         del self._tokens[count:]
         self.stopped = False
-        return next(place for place, each in enumerate(tokens, 1) if self._stops_with(each))
-
-    def _stops_with(self, token: int) -> bool:
-        self.add([token])
-        return self.stopped
+        for taken, token in enumerate(tokens, 1):
+            self.add([token])
+            if self.stopped:
+                return taken
+        return len(tokens)
 
     def take(self) -> str:
         """The text that is certain and was not given yet."""
