@@ -21,14 +21,15 @@ from jkvq.support.arguments import INT32, number, whole
 from jkvq.support.errors import UserError
 from jkvq.support.memory import format_bytes, free_bytes
 
-# Prompt tokens per chunk, by device. A GPU takes shorter ones as fast as its host can launch them.
-_CHUNKS = {"cpu": (32, 128, 256), "gpu": (32, 128, 512, 2048)}
+# Prompt tokens per chunk, by device.
+_CHUNKS = {"cpu": (32, 128, 256), "gpu": (32, 128, 256, 512, 1024, 2048)}
 _TICK_TOKENS = {"cpu": 512, "gpu": 4096}
 _SLOTS = {"cpu": 8, "gpu": 64}
-_ROWS = 8
-# Prompts per prefill step of many requests. With one a text is the same in any company; on a GPU
-# several are much faster, and rounding may turn a code.
-_SERVING_ROWS = {"cpu": 1, "gpu": 8}
+# Prompts per prefill step: of one call, and of many requests. With one a text is the same in any
+# company; with several, rounding may turn a code. A GPU has stored 1,024 tokens sooner than its
+# host has launched the next program, so there many short prompts go together.
+_ROWS = {"cpu": 8, "gpu": 32}
+_SERVING_ROWS = {"cpu": 1, "gpu": 32}
 _ROW_STEP = {"cpu": 2, "gpu": 8}  # a GPU has time for padding, and its programs compile for long
 _TAILS = 8  # ends of stored prompts that have room beside the windows of all slots
 
@@ -120,7 +121,7 @@ def call_limits(llm: LLM, lengths: Sequence[int]) -> Limits:
     spare = math.inf if room == math.inf or not page else (room - sum(cost)) // page
     pages = 1 + int(min(roomy_pool(sum(need), spec.page), sum(need) + spare))
     windows = 1 + slots * pages_of_window(spec), 1 + slots * local
-    return _limits(llm, slots, (pages, *windows), max(lengths), _ROWS)
+    return _limits(llm, slots, (pages, *windows), max(lengths), _here(_ROWS))
 
 
 def _limits(llm: LLM, slots: int, pages: tuple[int, int, int], longest: int, rows: int) -> Limits:

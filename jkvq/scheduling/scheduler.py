@@ -296,17 +296,37 @@ class Scheduler:
         bisect.insort(self.running, sequence, key=lambda each: each.number)
 
     def _cut(self, steps: int) -> Iterator[list[Chunk]]:
-        """Chunks of prompts, those together that have about the same length; the oldest first."""
-        spent = 0
-        while spent < self.limits.tick_tokens:
-            prompts = [each for each in self.running if each.state == "prefill"]
-            if not prompts:
-                return
-            width = self.width(self._next(prompts[0]))
-            rows = min(self.limits.rows, max(1, (self.limits.tick_tokens - spent) // width))
-            alike = [each for each in prompts if self.width(self._next(each)) == width][:rows]
-            yield [self._chunk(each, steps) for each in alike]
-            spent += width * len(alike)
+        """Chunks of the oldest prompts that a tick has room for, by the program that takes them.
+
+        The widest go first: rows that their program has anyway are there for narrower ones.
+        """
+        room = self.limits.tick_tokens
+        while due := self._due(room):
+            room -= sum(width for width, _ in due)
+            due.sort(key=lambda each: -each[0])
+            while due:
+                width = due[0][0]
+                alike = sum(each[0] == width for each in due)
+                rows = self.limits.padded_rows(min(alike, self.limits.rows_of(width)), width)
+                yield [self._chunk(sequence, steps) for _, sequence in due[:rows]]
+                due = due[rows:]
+
+    def _due(self, room: int) -> list[tuple[int, Sequence]]:
+        """The oldest prompts whose next chunks fit into so many tokens, with their widths.
+
+        A tick that has nothing yet takes one that does not.
+        """
+        due: list[tuple[int, Sequence]] = []
+        nothing_yet = room == self.limits.tick_tokens
+        for sequence in self.running:
+            if sequence.state != "prefill":
+                continue
+            width = self.width(self._next(sequence))
+            if width > room and (due or not nothing_yet):
+                break
+            due.append((width, sequence))
+            room -= width
+        return due
 
     def _next(self, sequence: Sequence) -> int:
         """Tokens of the next chunk."""

@@ -48,3 +48,42 @@ def test_nobody_waits_for_company_where(slots, requests, ended):
     _end_oldest(scheduler, ended)
     (group,) = scheduler.plan(8).groups
     assert [chunk.sequence.number for chunk in group] == list(range(slots, slots + ended))
+
+
+def _prompts(lengths: list[int], **limits) -> list[list[int]]:
+    """The lengths of the prompts that each program of the first tick takes."""
+    sizes = {"rows": 8, "tick_tokens": 1024, "row_step": 8, **limits}
+    scheduler = Scheduler(
+        parse_spec("int4"), Limits(64, PLENTY, PLENTY, 64, (32, 128, 256), **sizes)
+    )
+    for number, length in enumerate(lengths):
+        scheduler.submit(Sequence(number, list(range(length)), 100, scored=False))
+    groups = scheduler.plan(8).groups
+    return [[chunk.end - chunk.start for chunk in group] for group in groups]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "expected"),
+    [
+        ([20, 100, 30, 90], [[100, 90, 20, 30]]),
+        ([20, 100, 30], [[100], [20, 30]]),
+        ([20] * 10, [[20] * 8, [20] * 2]),
+        ([200] * 9, [[200] * 4]),
+        ([20, 200, 200, 200, 200, 30], [[200, 200, 200, 20]]),
+        ([1000], [[256], [256], [256], [232]]),
+    ],
+    ids=[
+        "rows that a program has anyway take narrower prompts",
+        "a program of one row has none to spare",
+        "a program has so many rows at most",
+        "a tick has so many tokens at most",
+        "nobody overtakes the oldest that do not fit",
+        "a long prompt has several chunks",
+    ],
+)
+def test_prompts_of_a_tick(lengths, expected):
+    assert _prompts(lengths) == expected
+
+
+def test_a_chunk_that_is_longer_than_a_tick_runs_alone():
+    assert _prompts([200, 200], tick_tokens=128) == [[200]]
