@@ -317,12 +317,11 @@ class Scheduler:
         A tick that has nothing yet takes one that does not.
         """
         due: list[tuple[int, Sequence]] = []
-        nothing_yet = room == self.limits.tick_tokens
         for sequence in self.running:
             if sequence.state != "prefill":
                 continue
             width = self.width(self._next(sequence))
-            if width > room and (due or not nothing_yet):
+            if width > room and room < self.limits.tick_tokens:
                 break
             due.append((width, sequence))
             room -= width

@@ -50,8 +50,8 @@ def test_nobody_waits_for_company_where(slots, requests, ended):
     assert [chunk.sequence.number for chunk in group] == list(range(slots, slots + ended))
 
 
-def _prompts(lengths: list[int], **limits) -> list[list[int]]:
-    """The lengths of the prompts that each program of the first tick takes."""
+def _taken(lengths: list[int], **limits) -> list[list[int]]:
+    """Tokens of each prompt that the programs of the first tick take."""
     sizes = {"rows": 8, "tick_tokens": 1024, "row_step": 8, **limits}
     scheduler = Scheduler(
         parse_spec("int4"), Limits(64, PLENTY, PLENTY, 64, (32, 128, 256), **sizes)
@@ -82,8 +82,8 @@ def _prompts(lengths: list[int], **limits) -> list[list[int]]:
     ],
 )
 def test_prompts_of_a_tick(lengths, expected):
-    assert _prompts(lengths) == expected
+    assert _taken(lengths) == expected
 
 
 def test_a_chunk_that_is_longer_than_a_tick_runs_alone():
-    assert _prompts([200, 200], tick_tokens=128) == [[200]]
+    assert _taken([200, 200], tick_tokens=128) == [[200]]
