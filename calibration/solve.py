@@ -70,7 +70,7 @@ class CalibrationOptions:
     learn_for: str | None = None
     steps: int = 800
     batch: int = 8
-    rate: float = 0.006
+    rate: float = 0.02
     window: int = WINDOW
     context: int | None = None
 

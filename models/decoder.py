@@ -137,12 +137,18 @@ def _layer(config, weights, hidden, rotary, attend, state):
 
 _traced_once = jax.jit(_layer, static_argnames="config")
 # A GPU's autotuner would compile Triton kernels for small products, for ten seconds to no gain; and
-# a copy of three weights, to multiply with them at once, takes longer than it saves.
+# a copy of three weights, to multiply with them at once, takes longer than it saves. Launches are
+# recorded for the weights of each layer: XLA keeps 16 recordings unless told, and of a model with
+# more layers it would have none when it comes round.
 layer_program = jax.jit(
     _layer,
     static_argnames="config",
     donate_argnames="state",
-    compiler_options={"xla_gpu_enable_triton_gemm": False, "xla_gpu_dot_merger_threshold_mb": 0},
+    compiler_options={
+        "xla_gpu_enable_triton_gemm": False,
+        "xla_gpu_dot_merger_threshold_mb": 0,
+        "xla_cmd_buffer_trace_cache_size": 128,
+    },
 )
 
 

@@ -103,7 +103,7 @@ class Network:
     def kl(self, layers: Layers, windows: Windows) -> Float[Array, ""]:
         """Mean KL of the tokens that read coded ones."""
         exact = _last(self.states(windows, None))
-        return _divergence(*self._compared(exact, _last(self.states(windows, layers))))
+        return _mean_kl(*self._compared(exact, _last(self.states(windows, layers))))
 
     def kl_of_one(
         self, layer: int, layers: Layers, windows: Windows, exact: list[Float[Array, "B T D"]]
@@ -113,13 +113,19 @@ class Network:
         for each in range(layer, self.config.layers):
             own, weights, attend = self._layer(each, layers if each == layer else None, windows)
             x = _run(own, weights, x, rotary, attend)
-        return _divergence(*self._compared(exact[-1], x))
+        return _mean_kl(*self._compared(exact[-1], x))
 
-    def kl_and_gradient(self, layers: Layers, windows: Windows) -> tuple[Float[Array, ""], Layers]:
-        """The same, with its gradient by the matrices and means of every layer."""
+    def kl_and_gradient(
+        self, layers: Layers, windows: Windows, typical: float
+    ) -> tuple[Float[Array, ""], Layers]:
+        """The same, and the gradient of the damped KL by the matrices and means of every layer.
+
+        Damped, a token's KL k counts as t log(1 + k / t) with t the ``typical`` one: what few
+        tokens lose would be most of the gradient, and says little of what others lose.
+        """
         kept = list(self.states(windows, layers))
         exact = _last(self.states(windows, None))
-        kl, back = _divergence_and_gradient(*self._compared(exact, kept.pop()))
+        (_, kl), back = _damped_and_gradient(*self._compared(exact, kept.pop()), typical)
         _, rotary = self._embed(windows.tokens)
         gradient: Layers = []
         for layer in reversed(range(self.config.layers)):
@@ -181,10 +187,10 @@ def _pull(config: ModelConfig, weights: Params, x, rotary, attend: Coded, back):
     return jax.vjp(run, attend.turned, x)[1](back)
 
 
-def _mean_kl(
+def _kl_of_tokens(
     config: ModelConfig, ends: Params, first: int, exact: Float[Array, "B T D"], x
-) -> Float[Array, ""]:
-    """Mean KL of the tokens from the first on; x are the final states over the cache."""
+) -> Float[Array, " rows"]:
+    """The KL of each token from the first on; x are the final states over the cache."""
     B, T, D = exact.shape
     rows = B * (T - first)
     size = min(_ROWS, rows)
@@ -194,14 +200,19 @@ def _mean_kl(
         return jnp.pad(x, ((0, -rows % size), (0, 0))).reshape(-1, size, D)
 
     @jax.checkpoint
-    def of_block(total, block):
+    def of_block(block):
         expected, found = (jax.nn.log_softmax(logits(config, ends, x)) for x in block)
-        # Padding is the same in both, and adds nothing.
-        return total + (jnp.exp(expected) * (expected - found)).sum(), None
+        return (jnp.exp(expected) * (expected - found)).sum(-1)
 
-    return jax.lax.scan(of_block, jnp.float32(0), (in_blocks(exact), in_blocks(x)))[0] / rows
+    return jax.lax.map(of_block, (in_blocks(exact), in_blocks(x))).ravel()[:rows]
+
+
+def _damped(config: ModelConfig, ends: Params, first: int, exact, x, typical):
+    """The damped KL, and the KL itself."""
+    kl = _kl_of_tokens(config, ends, first, exact, x)
+    return (typical * jnp.log1p(jnp.maximum(kl, 0) / typical)).mean(), kl.mean()
 
 
 _how = {"static_argnums": (0, 2), "compiler_options": ALIKE}
-_divergence = jax.jit(_mean_kl, **_how)
-_divergence_and_gradient = jax.jit(jax.value_and_grad(_mean_kl, argnums=4), **_how)
+_mean_kl = jax.jit(lambda *compared: _kl_of_tokens(*compared).mean(), **_how)
+_damped_and_gradient = jax.jit(jax.value_and_grad(_damped, argnums=4, has_aux=True), **_how)

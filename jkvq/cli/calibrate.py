@@ -107,7 +107,7 @@ def calibrate(
     batch: Annotated[
         int | None, _of("jkvq", "Windows that --learn reads in each step.", "8")
     ] = None,
-    rate: Annotated[float | None, _of("jkvq", "Adam's greatest, of --learn.", "0.006")] = None,
+    rate: Annotated[float | None, _of("jkvq", "Adam's greatest, of --learn.", "0.02")] = None,
     score: Annotated[
         str | None,
         _of(

@@ -1,11 +1,15 @@
 import dataclasses
+from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import jkvq
 from jkvq.calibration.artefact import calibration_digest
 from jkvq.calibration.learning import cost, learn
+from jkvq.calibration.learning.parameters import Learned
 from jkvq.calibration.learning.passes import Network
 from jkvq.evaluation.perplexity import compare
 from jkvq.evaluation.subjects import Cached
@@ -64,11 +68,11 @@ def test_a_killed_run_goes_on_and_ends_as_if_it_had_not_been(learned, tmp_path, 
     class Killed(Exception):
         pass
 
-    def until_the_sixth(self, layers, windows, wrapped=Network.kl_and_gradient):
+    def until_the_sixth(self, layers, windows, typical, wrapped=Network.kl_and_gradient):
         steps.append(windows)
         if len(steps) == 6:
             raise Killed
-        return wrapped(self, layers, windows)
+        return wrapped(self, layers, windows, typical)
 
     monkeypatch.setattr(Network, "kl_and_gradient", until_the_sixth)
     with pytest.raises(Killed):
@@ -86,8 +90,8 @@ def test_what_goes_astray_ends_with_the_best_so_far(astray, tmp_path, monkeypatc
     """A KL of NaN in the sixth step, or one that has grown at the check after the eighth."""
     steps = []
 
-    def spoiled(self, layers, windows, wrapped=Network.kl_and_gradient):
-        kl, gradient = wrapped(self, layers, windows)
+    def spoiled(self, layers, windows, typical, wrapped=Network.kl_and_gradient):
+        kl, gradient = wrapped(self, layers, windows, typical)
         steps.append(kl)
         if len(steps) < 6:
             return kl, gradient
@@ -114,6 +118,22 @@ def test_what_is_worse_than_the_start_goes_back_at_half_the_rate(tmp_path, capsy
     assert "Going on from step 0 at half the rate: after step 4 the KL is" in said
     assert "Stopped" not in said
     assert made.manifest.learned["kl"] < made.manifest.learned["start_kl"]
+
+
+@pytest.mark.parametrize(("head_dim", "part"), [(16, 1), (64, 0.25), (128, 0.125)])
+def test_angles_of_wide_heads_move_less_than_means_and_stretches(head_dim, part):
+    matrix, vector = np.ones((1, 1, head_dim, head_dim)), np.ones((1, 1, head_dim))
+    gradient: Any = {"key": Learned(*(jnp.asarray(x) for x in (matrix, vector, matrix, vector)))}
+    rule = learn._adam(0.02, 100, head_dim)
+    state = rule.init(gradient)
+    with jax.numpy_dtype_promotion("standard"):  # as Optax has it
+        _, state = rule.update(gradient, state)  # the first has a rate of 0
+        changes: Any = rule.update(gradient, state)[0]
+    before, stretch, behind, mean = (np.asarray(x) for x in changes["key"])
+    assert (mean < 0).all()
+    np.testing.assert_array_equal(mean, stretch)
+    for angles in (before, behind):
+        np.testing.assert_allclose(angles, part * mean[0, 0, 0] * matrix, rtol=1e-6)
 
 
 def test_hours_on_a_cpu_are_refused_before_anything_is_read(tmp_path, monkeypatch):
