@@ -33,8 +33,9 @@ from jkvq.support.pictures import line_look, new_figure
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_REPEATS = 4  # of a burst, the least of which counts; one more compiles
-_BURST = {"cpu": 4, "gpu": 32}  # steps; a GPU's first launch must not count
+_REPEATS = 3  # the least of which counts
+_BURST = {"cpu": 4, "gpu": 32}  # steps
+_AHEAD = 2  # bursts that are launched while another runs
 _ROOM = 0.95  # of the free memory that a cache may take
 _STREAMED = 1 << 32  # bytes
 _READS = 10  # of them, one after the other: what it takes to launch one must not count
@@ -188,10 +189,11 @@ def largest_batch(llm: LLM, context: int) -> int | None:
 def time_decode(llm: LLM, batch: int, context: int) -> tuple[float | None, float, Split | None]:
     """Milliseconds of a step behind so many tokens, seconds of compiling, and where the time goes.
 
-    None: there is no room.
+    What some bursts add to one before them: a GPU that has nothing to do waits milliseconds for the
+    first launch, and an engine launches a burst while another runs. None: there is no room.
     """
     steps = min(most_steps(llm.spec), _BURST.get(jax.default_backend(), 4))
-    at_end = context + (2 + _REPEATS) * steps
+    at_end = context + (2 + _REPEATS * (2 + _AHEAD)) * steps
     most = largest_batch(llm, at_end)
     if most is not None and batch > most:
         return _NO_STEP
@@ -205,15 +207,16 @@ def time_decode(llm: LLM, batch: int, context: int) -> tuple[float | None, float
         )
         return drawn
 
-    best, before, compiled = np.inf, compile_seconds(), 0.0
-    for repeat in range(1 + _REPEATS):
+    def seconds(bursts: int) -> float:
         start = time.perf_counter()
-        jax.block_until_ready(burst())
-        if repeat:
-            best = min(best, time.perf_counter() - start)
-        else:
-            compiled = compile_seconds() - before
-    ms = best / steps * 1e3
+        jax.block_until_ready([burst() for _ in range(bursts)])
+        return time.perf_counter() - start
+
+    before = compile_seconds()
+    seconds(1)
+    compiled = compile_seconds() - before
+    one, more = np.min([(seconds(1), seconds(1 + _AHEAD)) for _ in range(_REPEATS)], axis=0)
+    ms = float(more - one) / (_AHEAD * steps) * 1e3
     split = split_of(profiled(burst), steps, ms) if jax.default_backend() == "gpu" else None
     assert state.active.all()
     return ms, compiled, split

@@ -106,6 +106,27 @@ def test_a_step_is_behind_the_context(llms, monkeypatch):
     assert lengths[1][0] > 40
 
 
+def test_what_a_device_waits_for_its_first_launch_does_not_count(llms, monkeypatch):
+    clock, idle = 0.0, True
+
+    def burst(_config, _params, _basis, cache, state, _keep, _known, steps, *_):
+        nonlocal clock, idle
+        clock += 0.006 * idle + 0.002 * steps
+        idle = False
+        return cache, state, state.token
+
+    def wait(results):
+        nonlocal idle
+        idle = True
+        return results
+
+    monkeypatch.setattr(steps, "decode_burst", burst)
+    monkeypatch.setattr(steps.jax, "block_until_ready", wait)
+    monkeypatch.setattr(steps.time, "perf_counter", lambda: clock)
+    ms, _, _ = time_decode(llms["bf16"], 1, 16)
+    assert ms == pytest.approx(2.0)
+
+
 def test_what_does_not_fit_is_said(llms, monkeypatch):
     monkeypatch.setattr(steps, "free_bytes", lambda: 10_000)
     assert time_decode(llms["bf16"], 100, 1000) == (None, 0.0, None)
