@@ -58,6 +58,13 @@ def calibrate(
             "what the next tokens' distributions lose. For GPUs.",
         ),
     ] = False,
+    learn_from: Annotated[
+        Path | None,
+        typer.Option(
+            help="A calibration's folder that --learn goes on from.",
+            show_default="made from the text's first tokens",
+        ),
+    ] = None,
     dtype: Dtype = None,
     as_json: AsJson = False,
     shared: Annotated[
@@ -148,6 +155,7 @@ def calibrate(
         tokens=tokens,
         out=out,
         dtype=dtype,
+        learn_from=learn_from,
         **{name: value for name, value in options.items() if value is not None},
     )
     _report(artefact.manifest, model, out, as_json)

@@ -17,6 +17,7 @@ from jkvq.cache.specs.spec_text import parse_spec
 from jkvq.calibration.artefact import (
     Artefact,
     Manifest,
+    calibration_digest,
     default_folder,
     make_artefact,
     save_artefact,
@@ -28,6 +29,7 @@ from jkvq.calibration.prose import default_text
 from jkvq.calibration.solve import (
     LEARNING,
     CalibrationOptions,
+    Solution,
     check_method,
     method_label,
     output_projections,
@@ -38,7 +40,14 @@ from jkvq.defaults import CALIBRATION_TOKENS, PLAIN_CACHE
 from jkvq.engine.generate import generate
 from jkvq.evaluation.corpus import first_of, leading_tokens, read_text, text_tokens
 from jkvq.llm import LLM, missing_calibration, with_cache
-from jkvq.loading.learn import learned, learned_cache, state_file, text_to_learn
+from jkvq.loading.learn import (
+    balanced_artefact,
+    learned,
+    learned_cache,
+    require_weights,
+    state_file,
+    text_to_learn,
+)
 from jkvq.models.dtype import DTypeLike
 from jkvq.models.model import Model, load_model
 from jkvq.support.arguments import INT32, flag, refusal, whole
@@ -68,6 +77,7 @@ def calibrate(
     tokens: int = CALIBRATION_TOKENS,
     out: str | Path | None = None,
     dtype: DTypeLike | None = None,
+    learn_from: str | Path | None = None,
     **options: Any,
 ) -> Artefact:
     """Calibrates a model for the caches of a method, and writes the artefact.
@@ -80,6 +90,8 @@ def calibrate(
         tokens: how many of the text's first ones to read.
         out: a new folder; None keeps the artefact where `load` finds it for this model.
         dtype: as for `load`, where the model is not loaded yet.
+        learn_from: a calibration's folder that learning goes on from; None makes the start from the
+            text's first tokens.
         **options: see `jkvq.calibration.solve.CalibrationOptions`.
     """
     if isinstance(model, LLM):
@@ -90,7 +102,11 @@ def calibrate(
         raise refusal("dtype", dtype, "the model is loaded already; leave it out")
     chosen = read_options(method, options)
     _clipped(chosen)
-    learned_cache(chosen)
+    if learned_cache(chosen) is None and learn_from is not None:
+        raise refusal(
+            "learn_from", str(learn_from), "only where something is learned; leave it out"
+        )
+    start = None if learn_from is None else balanced_artefact(learn_from)
     tokens = whole("tokens", tokens, 1, INT32, "a whole number; some thousands are good")
     flag("self_written", self_written)
     if text is not None and self_written:
@@ -106,7 +122,9 @@ def calibrate(
     if out is not None:
         require_vacant(folder)
     loaded = model if isinstance(model, Model) else load_model(model, dtype=dtype)
-    artefact = _made(loaded, method, chosen, corpus, tokens, folder)
+    if start is not None:
+        require_weights(start, loaded)
+    artefact = _made(loaded, method, chosen, corpus, tokens, folder, start)
     save_artefact(artefact, folder, replace=out is None)
     forget(state_file(folder))
     return artefact
@@ -154,24 +172,44 @@ def _made(
     corpus: Corpus | None,
     tokens: int,
     folder: Path,
+    start: Artefact | None = None,
 ) -> Artefact:
-    """The artefact of a text, or of one that the model writes; ``folder`` is where it will be."""
+    """The artefact of a text, or of one that the model writes; ``folder`` is where it will be.
+
+    ``start``: what learning goes on from, if there is such a one.
+    """
     _require_numbers(model, model.params)
     check_method(method, chosen, model.config, tokens)
     context = chosen.context or model.config.context
     chosen = dataclasses.replace(chosen, window=min(chosen.window, context))
-    clipped, spec = _clipped(chosen), learned_cache(chosen)
+    spec = learned_cache(chosen)
     if corpus is None:
         corpus, every = _self_written(model, tokens)
     else:
         every = text_tokens(model.tokenizer, corpus.text)
-    ids = first_of(every, tokens)
     text = None if spec is None else text_to_learn(model, spec, chosen, every)
+    manifest = _manifest(model, method_label(method, chosen), chosen, corpus, tokens)
+    if start is None:
+        made = make_artefact(_solved(model, method, chosen, first_of(every, tokens)), manifest)
+    else:
+        options = manifest.options | {"learn_from": calibration_digest(start.calibration)}
+        manifest = dataclasses.replace(manifest, options=options, tokens=start.manifest.tokens)
+        made = dataclasses.replace(start, manifest=manifest)
+    if spec is None or text is None:
+        return made
+    found = learned(model, made.calibration, spec, text, chosen, folder)
+    kl = {"start_kl": found.start_kl, "kl": found.kl, "step": found.step}
+    manifest = dataclasses.replace(manifest, learned=kl)
+    return dataclasses.replace(made, calibration=found.calibration, manifest=manifest)
+
+
+def _solved(model: Model, method: str, chosen: CalibrationOptions, ids: list[int]) -> Solution:
+    """What a method makes of a text's tokens."""
     reading, leading = (model.config, model.params, ids), len(leading_tokens(model.tokenizer))
     moments, captured = observe(
         *reading,
         window=chosen.window,
-        context=context,
+        context=chosen.context or model.config.context,
         windows=WINDOWS,
         leading=leading,
         capture=method == "kmeans",
@@ -179,16 +217,11 @@ def _made(
     _require_numbers(model, moments)
     projected = output_projections(model.config, model.params)
     solution = solve(method, chosen, moments, captured, projected)
-    if clipped is not None:
-        found = choose_clips(*reading, clipped, solution.calibration, chosen, leading)
-        solution = dataclasses.replace(solution, calibration=found)
-    manifest = _manifest(model, method_label(method, chosen), chosen, corpus, tokens)
-    if spec is not None and text is not None:
-        found = learned(model, solution.calibration, spec, text, chosen, folder)
-        solution = dataclasses.replace(solution, calibration=found.calibration)
-        kl = {"start_kl": found.start_kl, "kl": found.kl, "step": found.step}
-        manifest = dataclasses.replace(manifest, learned=kl)
-    return make_artefact(solution, manifest)
+    clipped = _clipped(chosen)
+    if clipped is None:
+        return solution
+    found = choose_clips(*reading, clipped, solution.calibration, chosen, leading)
+    return dataclasses.replace(solution, calibration=found)
 
 
 def _clipped(chosen: CalibrationOptions) -> CacheSpec | None:

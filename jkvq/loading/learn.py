@@ -8,16 +8,38 @@ from pathlib import Path
 from jkvq.cache.calibrated import Calibration
 from jkvq.cache.specs.spec import CacheSpec
 from jkvq.cache.specs.spec_text import parse_spec
-from jkvq.calibration.artefact import calibration_digest
+from jkvq.calibration.artefact import Artefact, calibration_digest, load_artefact
 from jkvq.calibration.learning.cost import operations, require_time
 from jkvq.calibration.learning.learn import Outcome, learn, require_learnable
 from jkvq.calibration.learning.text import Text, cut
 from jkvq.calibration.solve import CalibrationOptions
 from jkvq.evaluation.corpus import leading_tokens
 from jkvq.models.model import Model
+from jkvq.support.errors import UserError
 from jkvq.version import VERSION
 
+METHOD = "jkvq"  # whose rotations can be learned, and serve layers of any width
 _PASSES = 4  # of a step: exact, over the cache, the same once more, and back
+
+
+def balanced_artefact(folder: str | Path) -> Artefact:
+    """The artefact in a folder; refuses one without balanced rotations."""
+    artefact = load_artefact(folder)
+    if artefact.manifest.method != METHOD:
+        raise UserError(
+            f"{folder} is a calibration of method {artefact.manifest.method}: give one of {METHOD}"
+        )
+    return artefact
+
+
+def require_weights(artefact: Artefact, model: Model) -> None:
+    """Refuses an artefact of other weights than the model's."""
+    made_for = artefact.manifest
+    if made_for.weights != model.fingerprint:
+        raise UserError(
+            f"the calibration was made for {made_for.model}, and for other weights than those of "
+            f"{model.name}: calibrate this model"
+        )
 
 
 def learned_cache(chosen: CalibrationOptions) -> CacheSpec | None:

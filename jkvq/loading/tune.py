@@ -24,6 +24,7 @@ from jkvq.calibration.tuning.sensitivity import measured, sensitivities
 from jkvq.calibration.tuning.widths import WINDOWS, side_options
 from jkvq.evaluation.corpus import leading_tokens, text_tokens
 from jkvq.loading.calibrate import Corpus, calibrate, read_corpus
+from jkvq.loading.learn import METHOD, balanced_artefact, require_weights
 from jkvq.models.config import ModelConfig
 from jkvq.models.decoder import weight_bytes
 from jkvq.models.dtype import DTypeLike, compute_dtype
@@ -34,7 +35,6 @@ from jkvq.support.errors import UserError
 from jkvq.support.memory import format_bytes, parse_bytes
 from jkvq.support.progress import count_bar, note, spinner
 
-METHOD = "jkvq"
 _READ = 2  # batches of windows that sensitivities are measured on
 _BATCH = 4  # windows
 
@@ -150,19 +150,14 @@ def _windows(model: Model, ids: list[int], window: int, target: Target) -> Text:
 
 def _artefact(model: Model, given: str | Path | None) -> Artefact:
     """As given, as kept for these weights, or made now."""
-    folder = find_artefact(model.name, PRESETS["jkvq-int2"].spec) if given is None else Path(given)
-    if folder is None:
-        return calibrate(model, method=METHOD)
-    artefact = load_artefact(folder)
-    if artefact.manifest.method != METHOD:
-        raise UserError(
-            f"{folder} is a calibration of method {artefact.manifest.method}: give one of {METHOD}"
-        )
-    if artefact.manifest.weights == model.fingerprint:
+    if given is not None:
+        artefact = balanced_artefact(given)
+        require_weights(artefact, model)
         return artefact
-    if given is None:
-        return calibrate(model, method=METHOD)
-    raise UserError(f"{folder} was made for other weights: calibrate this model")
+    folder = find_artefact(model.name, PRESETS["jkvq-int2"].spec)
+    if folder is not None and (kept := load_artefact(folder)).manifest.weights == model.fingerprint:
+        return kept
+    return calibrate(model, method=METHOD)
 
 
 def _chosen(

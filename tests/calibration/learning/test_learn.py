@@ -62,6 +62,18 @@ def test_the_artefact_is_like_any_other(learned):
         jkvq.with_cache(model(), cache, place)
 
 
+def test_learning_goes_on_from_what_was_learned(learned, tmp_path, monkeypatch):
+    """From the KL that it has, and without reading the text for a start."""
+    made, place = learned
+    monkeypatch.setattr("jkvq.calibration.observe._observe_sequence", None)
+    again = jkvq.calibrate(model(), out=tmp_path / "out", learn_from=place, **HOW, **LEARNING)
+    before, after = made.manifest.learned, again.manifest.learned
+    np.testing.assert_allclose(after["start_kl"], before["kl"], rtol=1e-3)
+    assert after["kl"] < after["start_kl"]
+    assert again.manifest.options["learn_from"] == calibration_digest(made.calibration)
+    jkvq.with_cache(model(), CACHE, tmp_path / "out")
+
+
 def test_a_killed_run_goes_on_and_ends_as_if_it_had_not_been(learned, tmp_path, monkeypatch):
     steps = []
 
@@ -155,6 +167,8 @@ def test_hours_on_a_cpu_are_refused_before_anything_is_read(tmp_path, monkeypatc
             "the text has 180 tokens, and learning needs two",
         ),
         ({"learn_for": CACHE, "rate": 0}, "rate=0: allowed: numbers from 0.000001 to 1"),
+        ({"learn_from": "x"}, "learn_from='x': only where something is learned; leave it out"),
+        ({"learn_for": CACHE, "learn_from": "/no"}, "/no holds no calibration"),
     ],
 )
 def test_what_cannot_be_learned_is_refused(options, sentence, tmp_path, monkeypatch):
