@@ -6,8 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 PROGRAM = """
 import jax, jax.monitoring
 events = []
@@ -15,6 +13,7 @@ jax.monitoring.register_event_listener(lambda event, **_: events.append(event))
 from jkvq.support.compile_cache import keep_compiled_programs
 keep_compiled_programs()
 jax.jit(lambda x: x * 2 + 1)(1.0)
+jax.jit(lambda x: x * 3 + 2)(1.0)
 hits = events.count("/jax/compilation_cache/cache_hits")
 print(hits, jax.config.jax_compilation_cache_dir)
 """
@@ -47,14 +46,15 @@ def test_a_second_process_compiles_nothing_even_if_the_folder_has_moved(tmp_path
         assert run(tmp_path / place)[0] == len(entries(tmp_path / place)) >= 1
 
 
-@pytest.mark.parametrize("damage", [lambda whole: whole[:-20], lambda whole: b""])
-def test_a_damaged_program_is_made_again_once_and_without_a_word(tmp_path, damage):
+def test_damaged_programs_are_made_again_once_and_without_a_word(tmp_path):
+    """Some have lost their end, others everything."""
     run(tmp_path)
-    whole = {entry: entry.read_bytes() for entry in entries(tmp_path)}
-    for entry, content in whole.items():
-        entry.write_bytes(damage(content))
+    whole = entries(tmp_path)
+    assert len(whole) >= 2
+    for number, entry in enumerate(whole):
+        entry.write_bytes(entry.read_bytes()[:-20] if number % 2 else b"")
     assert run(tmp_path)[0] == 0  # a warning would be an error here
-    assert entries(tmp_path) == list(whole)
+    assert entries(tmp_path) == whole
     assert run(tmp_path)[0] == len(whole)
 
 
