@@ -68,7 +68,7 @@ def with_cache(
     calibration = find_calibration(model.name, spec, calibration)
     chosen = choose_implementation(implementation, model.config, spec)
     basis = checked_basis(model.config, spec, calibration)
-    _require_same_weights(calibration, model)
+    require_same_weights(calibration, model)
     config, params, basis = fold_values(model.config, model.params, basis)
     return LLM(model.name, config, params, model.tokenizer, spec, basis, pool_tokens, chosen)
 
@@ -115,7 +115,8 @@ def missing_calibration(model: str | Path, spec: CacheSpec) -> UserError:
     )
 
 
-def _require_same_weights(calibration: Calibration | None, model: Model) -> None:
+def require_same_weights(calibration: Calibration | None, model: Model) -> None:
+    """Refuses a calibration that was made for other weights than the model's."""
     if calibration is None or calibration.weights is None:
         return
     found = model.fingerprint

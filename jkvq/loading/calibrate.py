@@ -39,12 +39,11 @@ from jkvq.calibration.solve import (
 from jkvq.defaults import CALIBRATION_TOKENS, PLAIN_CACHE
 from jkvq.engine.generate import generate
 from jkvq.evaluation.corpus import first_of, leading_tokens, read_text, text_tokens
-from jkvq.llm import LLM, missing_calibration, with_cache
+from jkvq.llm import LLM, missing_calibration, require_same_weights, with_cache
 from jkvq.loading.learn import (
     balanced_artefact,
     learned,
     learned_cache,
-    require_weights,
     state_file,
     text_to_learn,
 )
@@ -102,11 +101,7 @@ def calibrate(
         raise refusal("dtype", dtype, "the model is loaded already; leave it out")
     chosen = read_options(method, options)
     _clipped(chosen)
-    if learned_cache(chosen) is None and learn_from is not None:
-        raise refusal(
-            "learn_from", str(learn_from), "only where something is learned; leave it out"
-        )
-    start = None if learn_from is None else balanced_artefact(learn_from)
+    start = _start(learn_from, chosen)
     tokens = whole("tokens", tokens, 1, INT32, "a whole number; some thousands are good")
     flag("self_written", self_written)
     if text is not None and self_written:
@@ -123,11 +118,26 @@ def calibrate(
         require_vacant(folder)
     loaded = model if isinstance(model, Model) else load_model(model, dtype=dtype)
     if start is not None:
-        require_weights(start, loaded)
+        require_same_weights(start.calibration, loaded)
     artefact = _made(loaded, method, chosen, corpus, tokens, folder, start)
     save_artefact(artefact, folder, replace=out is None)
     forget(state_file(folder))
     return artefact
+
+
+def _start(learn_from: str | Path | None, chosen: CalibrationOptions) -> Artefact | None:
+    """What learning goes on from, if that is given; refuses what only a start would look at."""
+    if learn_from is None:
+        return None
+    if learned_cache(chosen) is None:
+        raise refusal(
+            "learn_from", str(learn_from), "only where something is learned; leave it out"
+        )
+    for name in ("shared", "clip_for"):
+        given = getattr(chosen, name)
+        if given != getattr(CalibrationOptions, name):
+            raise refusal(name, given, "learn_from has the start already; leave one of them out")
+    return balanced_artefact(learn_from)
 
 
 def _of_its_own(chosen: CalibrationOptions) -> bool:
@@ -193,7 +203,8 @@ def _made(
         made = make_artefact(_solved(model, method, chosen, first_of(every, tokens)), manifest)
     else:
         options = manifest.options | {"learn_from": calibration_digest(start.calibration)}
-        manifest = dataclasses.replace(manifest, options=options, tokens=start.manifest.tokens)
+        before = {name: getattr(start.manifest, name) for name in ("tokens", "caches")}
+        manifest = dataclasses.replace(manifest, options=options, **before)
         made = dataclasses.replace(start, manifest=manifest)
     if spec is None or text is None:
         return made

@@ -32,16 +32,6 @@ def balanced_artefact(folder: str | Path) -> Artefact:
     return artefact
 
 
-def require_weights(artefact: Artefact, model: Model) -> None:
-    """Refuses an artefact of other weights than the model's."""
-    made_for = artefact.manifest
-    if made_for.weights != model.fingerprint:
-        raise UserError(
-            f"the calibration was made for {made_for.model}, and for other weights than those of "
-            f"{model.name}: calibrate this model"
-        )
-
-
 def learned_cache(chosen: CalibrationOptions) -> CacheSpec | None:
     """The cache that is learned for."""
     if chosen.learn_for is None:

@@ -23,8 +23,9 @@ from jkvq.calibration.tuning.choose import Candidate, candidates, fewest_bits, l
 from jkvq.calibration.tuning.sensitivity import measured, sensitivities
 from jkvq.calibration.tuning.widths import WINDOWS, side_options
 from jkvq.evaluation.corpus import leading_tokens, text_tokens
+from jkvq.llm import require_same_weights
 from jkvq.loading.calibrate import Corpus, calibrate, read_corpus
-from jkvq.loading.learn import METHOD, balanced_artefact, require_weights
+from jkvq.loading.learn import METHOD, balanced_artefact
 from jkvq.models.config import ModelConfig
 from jkvq.models.decoder import weight_bytes
 from jkvq.models.dtype import DTypeLike, compute_dtype
@@ -152,7 +153,7 @@ def _artefact(model: Model, given: str | Path | None) -> Artefact:
     """As given, as kept for these weights, or made now."""
     if given is not None:
         artefact = balanced_artefact(given)
-        require_weights(artefact, model)
+        require_same_weights(artefact.calibration, model)
         return artefact
     folder = find_artefact(model.name, PRESETS["jkvq-int2"].spec)
     if folder is not None and (kept := load_artefact(folder)).manifest.weights == model.fingerprint:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import jkvq
-from jkvq.calibration.artefact import calibration_digest
+from jkvq.calibration.artefact import calibration_digest, save_artefact
 from jkvq.calibration.learning import cost, learn
 from jkvq.calibration.learning.parameters import Learned
 from jkvq.calibration.learning.passes import Network
@@ -64,13 +64,16 @@ def test_the_artefact_is_like_any_other(learned):
 
 def test_learning_goes_on_from_what_was_learned(learned, tmp_path, monkeypatch):
     """From the KL that it has, and without reading the text for a start."""
-    made, place = learned
+    made, place = learned[0], tmp_path / "start"
+    manifest = dataclasses.replace(made.manifest, caches={"narrow": CACHE})
+    save_artefact(dataclasses.replace(made, manifest=manifest), place)
     monkeypatch.setattr("jkvq.calibration.observe._observe_sequence", None)
     again = jkvq.calibrate(model(), out=tmp_path / "out", learn_from=place, **HOW, **LEARNING)
     before, after = made.manifest.learned, again.manifest.learned
     np.testing.assert_allclose(after["start_kl"], before["kl"], rtol=1e-3)
     assert after["kl"] < after["start_kl"]
     assert again.manifest.options["learn_from"] == calibration_digest(made.calibration)
+    assert again.manifest.caches == {"narrow": CACHE}
     jkvq.with_cache(model(), CACHE, tmp_path / "out")
 
 
@@ -169,6 +172,10 @@ def test_hours_on_a_cpu_are_refused_before_anything_is_read(tmp_path, monkeypatc
         ({"learn_for": CACHE, "rate": 0}, "rate=0: allowed: numbers from 0.000001 to 1"),
         ({"learn_from": "x"}, "learn_from='x': only where something is learned; leave it out"),
         ({"learn_for": CACHE, "learn_from": "/no"}, "/no holds no calibration"),
+        (
+            {"learn_for": CACHE, "learn_from": "/no", "shared": True},
+            "shared=True: learn_from has the start already; leave one of them out",
+        ),
     ],
 )
 def test_what_cannot_be_learned_is_refused(options, sentence, tmp_path, monkeypatch):
