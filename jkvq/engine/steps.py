@@ -148,6 +148,9 @@ def decode_burst(
             break
         hidden, cache = run_layers(config, params, basis, cache, _plain(state), implementation)
         state, burst = _draw_next(config, ends, hidden, state, known, burst, draws, tops)
+        # Freed now, the next step's hidden states take the same place: a GPU launches a recorded
+        # program whose arrays have moved only after it has recorded the new places.
+        del hidden
     return cache, state, burst.drawn
 
 
