@@ -1,6 +1,7 @@
 """The command line. Texts go to stdout, tables too, everything else to stderr."""
 
 import contextlib
+import itertools
 import json
 import os
 import signal
@@ -8,7 +9,7 @@ import sys
 import threading
 import traceback
 import warnings
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -32,6 +33,7 @@ from jkvq.support.errors import CacheWarning, UserError
 from jkvq.support.progress import clear, say
 from jkvq.version import VERSION
 
+_BadArguments: Any = typer.BadParameter.__base__  # its name lies where typer keeps its parser
 _INTERRUPTED = 130  # what shells expect after Ctrl-C
 
 app = typer.Typer(
@@ -131,15 +133,35 @@ def _run(ended: list[int], over: threading.Event) -> None:
 def _exit_code() -> int:
     """Runs the command."""
     try:
-        app()
+        return app(prog_name="jkvq", standalone_mode=False) or 0
     except UserError as error:
-        if "--json" in sys.argv:  # whoever reads JSON finds it on stdout, whatever happens
-            print(json.dumps({"error": str(error)}))
-        say(f"jkvq: {error}", "red")
-        return 2
+        return _refuse(str(error))
+    except _BadArguments as error:
+        return _refuse(_sentence(error)) if error.format_message() else 2  # empty: help is shown
+    except typer.Abort:
+        say("jkvq: aborted", "red")
+        return 1
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     except BaseException:
         traceback.print_exc()
         return 1
-    return 0
+
+
+def _refuse(sentence: str) -> int:
+    if "--json" in sys.argv:  # whoever reads JSON finds it on stdout, whatever happens
+        print(json.dumps({"error": sentence}))
+    say(f"jkvq: {sentence}", "red")
+    return 2
+
+
+def _sentence(error) -> str:
+    """What typer has against the arguments, with the value that was given."""
+    names = getattr(getattr(error, "param", None), "opts", ())
+    words = error.format_message().rstrip(".")
+    for argument, following in itertools.pairwise([*sys.argv, ""]):
+        name, equals, value = argument.partition("=")
+        if name in names:
+            words += f", not {value if equals else following}"
+    command = error.ctx.command_path if error.ctx else "jkvq"
+    return f"{words}: see {command} -h"

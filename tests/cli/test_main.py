@@ -39,6 +39,31 @@ def test_bad_input_ends_in_one_sentence_on_stderr():
     assert set(slow) <= {"Starting ..."}  # where importing takes more than a second
 
 
+@pytest.mark.parametrize(
+    ("arguments", "names"),
+    [
+        (["generate", "Hi", "-n", "many"], ["--max-new-tokens", "not many", "jkvq generate -h"]),
+        (["generate", "Hi", "--top-p=much"], ["--top-p", "not much", "jkvq generate -h"]),
+        (["generate", "Hi", "--nope"], ["--nope", "jkvq generate -h"]),
+        (["tune", "--bits"], ["--bits", "requires an argument"]),
+        (["eval", "ppl"], ["Missing option '--text'", "jkvq eval ppl -h"]),
+        (["evil"], ["'evil'", "eval", "jkvq -h"]),
+    ],
+)
+def test_arguments_that_cannot_be_read_end_in_one_sentence_too(arguments, names):
+    done = run_process(*arguments, "--json")
+    assert done.returncode == 2
+    *_, sentence = done.stderr.splitlines()
+    assert json.loads(done.stdout) == {"error": sentence.removeprefix("jkvq: ")}
+    assert [name for name in names if name not in sentence] == []
+
+
+def test_without_a_command_help_is_shown():
+    done = run_process("eval")
+    assert "Usage: jkvq eval" in done.stdout + done.stderr
+    assert done.returncode == 2
+
+
 def test_ctrl_c_is_obeyed_with_a_word_while_the_command_is_busy():
     # It heeds Ctrl-C even where these tests run in the background, which ignores it.
     heed = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
