@@ -12,6 +12,7 @@ import pytest
 import jkvq
 from jkvq.cache.specs.spec_text import parse_spec
 from jkvq.calibration.artefact import (
+    _SHIPPED,
     default_folder,
     find_artefact,
     load_artefact,
@@ -20,6 +21,7 @@ from jkvq.calibration.artefact import (
 from jkvq.loading.calibrate import Corpus
 from jkvq.loading.load import calibration_for
 from jkvq.models.fingerprint import fingerprint
+from jkvq.models.formats.catalog import CATALOG
 from tests.tiny import model_of, tiny_model
 
 TEXT = Corpus("fox", "The quick brown fox jumps over the lazy dog. " * 5)
@@ -228,6 +230,16 @@ def test_what_ships_is_for_the_weights_of_the_default_model(smollm2):
     assert shipped.manifest.weights == fingerprint(smollm2.config, smollm2.params)
     assert shipped.calibration.key.all_tokens.rotation.dtype == np.float32  # pyright: ignore
     assert sum(path.stat().st_size for path in folder.iterdir()) < 4e6
+
+
+def test_what_ships_is_whole_and_of_models_in_the_catalogue():
+    folders = sorted(_SHIPPED.glob("*/*"))
+    assert {folder.parent.name for folder in folders} == {"smollm2-135m", "qwen2.5-coder-1.5b"}
+    for folder in folders:
+        manifest = load_artefact(folder).manifest
+        assert manifest.model == folder.parent.name and manifest.model in CATALOG
+        assert manifest.method == folder.name and manifest.learned is not None
+        assert find_artefact(manifest.model, parse_spec("jkvq-int2")) == folder
 
 
 def test_what_is_kept_comes_before_what_ships_and_other_weights_before_neither(
