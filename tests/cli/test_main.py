@@ -42,16 +42,19 @@ def test_bad_input_ends_in_one_sentence_on_stderr():
 @pytest.mark.parametrize(
     ("arguments", "names"),
     [
-        (["generate", "Hi", "-n", "many"], ["--max-new-tokens", "not many", "jkvq generate -h"]),
-        (["generate", "Hi", "--top-p=much"], ["--top-p", "not much", "jkvq generate -h"]),
-        (["generate", "Hi", "--nope"], ["--nope", "jkvq generate -h"]),
-        (["tune", "--bits"], ["--bits", "requires an argument"]),
-        (["eval", "ppl"], ["Missing option '--text'", "jkvq eval ppl -h"]),
-        (["evil"], ["'evil'", "eval", "jkvq -h"]),
+        (
+            ["generate", "Hi", "--json", "-n", "many"],
+            ["--max-new-tokens", "not many", "jkvq generate -h"],
+        ),
+        (["generate", "Hi", "--json", "--top-p=much"], ["--top-p", "not much", "jkvq generate -h"]),
+        (["generate", "Hi", "--json", "--nope"], ["--nope", "jkvq generate -h"]),
+        (["tune", "--json", "--bits"], ["--bits", "requires an argument"]),
+        (["eval", "ppl", "--json"], ["Missing option '--text'", "jkvq eval ppl -h"]),
+        (["evil", "--json"], ["'evil'", "eval", "jkvq -h"]),
     ],
 )
 def test_arguments_that_cannot_be_read_end_in_one_sentence_too(arguments, names):
-    done = run_process(*arguments, "--json")
+    done = run_process(*arguments)
     assert done.returncode == 2
     *_, sentence = done.stderr.splitlines()
     assert json.loads(done.stdout) == {"error": sentence.removeprefix("jkvq: ")}

@@ -13,7 +13,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # even in the backgrou
 from jkvq.cli import main
 from jkvq.cli.engine.interrupts import on_ctrl_c
 
-def app():
+def app(**how):
     came = threading.Event()
     time.sleep(0.3)  # until it is listened to
     with on_ctrl_c(lambda: came.set() or True):
