@@ -1,6 +1,6 @@
 """What each layer's codes cost: the KL of the next tokens with that layer coded alone."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from jaxtyping import Float
@@ -10,6 +10,7 @@ from jkvq.cache.specs.spec import CacheSpec
 from jkvq.calibration.learning.learn import turned_layers
 from jkvq.calibration.learning.parameters import starting_from, unchanged
 from jkvq.calibration.learning.passes import Layers, Network, Windows
+from jkvq.calibration.tuning.widths import narrowest, scaled
 from jkvq.models.config import ModelConfig
 from jkvq.models.decoder import Params
 from jkvq.support.progress import Bar
@@ -40,6 +41,30 @@ def sensitivities(
                 total[number, layer] += float(network.kl_of_one(layer, layers, windows, exact))
                 bar.advance(1)
     return total / len(read)
+
+
+def behind_windows(
+    config: ModelConfig,
+    params: Params,
+    calibration: Calibration,
+    losses: Float[np.ndarray, "n L"],
+    at: tuple[int, int],
+    others: Sequence[tuple[int, int]],
+    read: Sequence[Windows],
+) -> Mapping[tuple[int, int], Float[np.ndarray, "n L"]]:
+    """Losses of layers as measured behind 16-bit windows ``at``, for other windows.
+
+    What windows take off is measured for all layers at once, of keys and of values.
+    """
+
+    def sides(windows: tuple[int, int]) -> Float[np.ndarray, " 2"]:
+        both = narrowest(*windows)
+        return np.array([measured(config, params, calibration, spec, read) for spec in both])
+
+    known = sides(at)
+    return {at: losses} | {
+        windows: scaled(losses, *(sides(windows) / known)) for windows in others if windows != at
+    }
 
 
 def measured(

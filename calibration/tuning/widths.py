@@ -17,8 +17,8 @@ _NARROW = PRESETS["jkvq-int2"].spec
 _WIDE = tuple(dataclasses.replace(_NARROW.value, bits=bits) for bits in (3, 4, 8))
 KEYS = (_NARROW.key, *_WIDE)
 VALUES = (_NARROW.value, *_WIDE)
-# Tokens that stay in 16 bits: the first, the latest
-WINDOWS = ((64, 64), (64, 256))
+# Tokens that stay in 16 bits: the first, the latest. At long contexts they are cheap.
+WINDOWS = ((64, 64), (64, 256), (64, 448), (64, 832))
 MOST_KINDS = 4  # of layers: each has pages, plans and programs of its own
 
 
@@ -36,6 +36,17 @@ def side_options(sink: int, recent: int) -> list[CacheSpec]:
     """Caches with keys alone coded in each way, then with values alone."""
     alone = [(key, EXACT) for key in KEYS] + [(EXACT, value) for value in VALUES]
     return [CacheSpec(*sides, sink=sink, recent=recent) for sides in alone]
+
+
+def narrowest(sink: int, recent: int) -> tuple[CacheSpec, CacheSpec]:
+    """Caches with keys alone in the fewest bits, and with values alone."""
+    options = side_options(sink, recent)
+    return options[0], options[len(KEYS)]
+
+
+def scaled(losses: Float[np.ndarray, "n L"], key: float, value: float) -> Float[np.ndarray, "n L"]:
+    """Losses of ``side_options`` where those of keys and of values are so many times as large."""
+    return losses * np.repeat([key, value], [len(KEYS), len(VALUES)])[:, None]
 
 
 def choices(

@@ -18,9 +18,10 @@ from jkvq.calibration.artefact import (
     save_artefact,
 )
 from jkvq.calibration.learning.cost import operations, require_time
+from jkvq.calibration.learning.passes import first_that_reads_coded
 from jkvq.calibration.learning.text import Text, cut
 from jkvq.calibration.tuning.choose import Candidate, candidates, fewest_bits, least_loss
-from jkvq.calibration.tuning.sensitivity import measured, sensitivities
+from jkvq.calibration.tuning.sensitivity import behind_windows, measured, sensitivities
 from jkvq.calibration.tuning.widths import WINDOWS, side_options
 from jkvq.evaluation.corpus import leading_tokens, text_tokens
 from jkvq.llm import require_same_weights
@@ -139,14 +140,24 @@ def _target(config: ModelConfig, bits, max_kl, memory, context, batch) -> Target
 
 def _windows(model: Model, ids: list[int], window: int, target: Target) -> Text:
     """The windows of a text; refuses one that is too short, and hours on a CPU."""
-    widest = side_options(*max(WINDOWS))[0]
+    usable = _usable(window)
+    options = side_options(*usable[0])
     leading = len(leading_tokens(model.tokenizer))
     how = {"window": window, "context": target.context, "leading": leading}
-    text = cut(ids, widest, batch=_BATCH, seed=0, **how)
-    passes = sum(len(side_options(*windows)) for windows in WINDOWS) * model.config.layers / 2
+    text = cut(ids, options[0], batch=_BATCH, seed=0, **how)
+    passes = len(options) * model.config.layers / 2 + 4 * len(usable)
     each = passes * _READ * _BATCH * operations(model.config, window)
     require_time("measuring what every layer costs", each, "a shorter window")
     return text
+
+
+def _usable(window: int) -> list[tuple[int, int]]:
+    """16-bit windows behind which a quarter of a text's tokens read coded ones; or the smallest."""
+
+    def read_coded(windows: tuple[int, int]) -> int:
+        return window - first_that_reads_coded(side_options(*windows)[0], window)
+
+    return [windows for windows in WINDOWS if 4 * read_coded(windows) >= window] or [WINDOWS[0]]
 
 
 def _artefact(model: Model, given: str | Path | None) -> Artefact:
@@ -167,13 +178,14 @@ def _chosen(
     """The cache, and its KL on what was held out."""
     config, how = model.config, (model.config, model.params, artefact.calibration)
     read = [text.batch_of(step) for step in range(_READ)]
-    options = {windows: side_options(*windows) for windows in WINDOWS}
-    work = len(read) * config.layers * sum(map(len, options.values()))
-    with count_bar("Coding one layer at a time", work) as bar:
-        losses = {
-            windows: sensitivities(*how, specs, read, bar) for windows, specs in options.items()
-        }
-    every = candidates(losses, config.head_dim)
+    usable = _usable(text.windows.shape[1])
+    at = min(usable, key=lambda windows: abs(windows[1] - PRESETS["jkvq-int2"].spec.recent))
+    options = side_options(*at)
+    with count_bar("Coding one layer at a time", len(read) * config.layers * len(options)) as bar:
+        losses = sensitivities(*how, options, read, bar)
+    with spinner("Measuring 16-bit windows"):
+        by_windows = behind_windows(*how, losses, at, usable, read)
+    every = candidates(by_windows, config.head_dim)
 
     def bits(spec: CacheSpec) -> float:
         return _bits(config, spec, target.context)

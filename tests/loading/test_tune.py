@@ -1,5 +1,6 @@
 import dataclasses
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
@@ -7,12 +8,14 @@ import pytest
 import jkvq
 from jkvq.cache.footprint import bits_per_element, pool_bytes
 from jkvq.cache.shape import CacheShape
-from jkvq.calibration.tuning import choose, widths
+from jkvq.calibration.learning.text import cut
+from jkvq.calibration.tuning import choose, sensitivity, widths
 from jkvq.evaluation.perplexity import compare
 from jkvq.evaluation.subjects import Cached
 from jkvq.loading import tune as tuning
 from jkvq.loading.calibrate import Corpus
 from jkvq.models.decoder import weight_bytes
+from jkvq.support.progress import count_bar
 from tests.tiny import biased_model
 
 TEXT = Corpus("letters", "".join(map(chr, np.random.default_rng(0).integers(97, 123, 3000))))
@@ -50,6 +53,21 @@ def calibration(model, tmp_path_factory):
     folder = tmp_path_factory.mktemp("calibrated") / "artefact"
     jkvq.calibrate(model, text=TEXT, tokens=1024, out=folder)
     return folder
+
+
+def batches(model, window):
+    """Two, of four windows each."""
+    tokens, how = model.tokenizer.encode(TEXT.text), {"leading": 0, "batch": 4, "seed": 0}
+    narrow = jkvq.parse_spec("jkvq-int2,recent=64")
+    text = cut(tokens, narrow, window=window, context=1024, **how)
+    return [text.batch_of(step) for step in range(2)]
+
+
+def layers_alone(how: tuple[Any, Any, Any], windows, read):
+    """The KL of one layer at a time."""
+    options = widths.side_options(*windows)
+    with count_bar("", 2 * len(read) * len(options)) as bar:
+        return sensitivity.sensitivities(*how, options, read, bar)
 
 
 def test_bits_are_kept_and_the_cache_loads_by_its_name(model, calibration, tmp_path):
@@ -104,7 +122,8 @@ def test_memory_is_kept(model, calibration, tmp_path):
 
 def test_losses_of_layers_add_up_to_about_the_kl(model, calibration):
     """Of those that were measured one by one, against all of them together over pages."""
-    losses = tuning.sensitivities()  # pyright: ignore[reportCallIssue] (as measured before)
+    how = model.config, model.params, jkvq.load_artefact(calibration).calibration
+    losses = layers_alone(how, (64, 64), batches(model, 256))
     every = choose.candidates({(64, 64): losses}, model.config.head_dim)
     narrow = every[-1]
     assert narrow.spec == jkvq.parse_spec("jkvq-int2,recent=64")
@@ -115,6 +134,26 @@ def test_losses_of_layers_add_up_to_about_the_kl(model, calibration):
     assert kl is not None
     read = 256 - 191  # tokens of a window that read coded ones
     assert 0.5 < narrow.loss / (kl * 256 / read) < 2
+
+
+def test_windows_take_off_as_much_as_measured_layer_by_layer(model, calibration):
+    config, small, wide = model.config, (64, 64), (64, 128)
+    how = config, model.params, jkvq.load_artefact(calibration).calibration
+    read = batches(model, 512)
+    losses, expected = (layers_alone(how, windows, read) for windows in (small, wide))
+    found = sensitivity.behind_windows(*how, losses, small, (small, wide), read)
+    assert list(found) == [small, wide]
+    np.testing.assert_array_equal(found[small], losses)
+    for narrow in (0, len(widths.KEYS)):  # of keys, of values
+        before, now, told = (x[narrow].sum() for x in (losses, expected, found[wide]))
+        assert abs(told - now) < 0.2 * now
+        assert abs(told - now) < 0.5 * abs(before - now)  # much nearer than what it was made from
+
+
+def test_text_windows_decide_which_windows_are_looked_at(monkeypatch):
+    monkeypatch.setattr(tuning, "WINDOWS", ((64, 64), (64, 256), (64, 832)))
+    found = {window: len(tuning._usable(window)) for window in (128, 256, 1024, 2048)}
+    assert found == {128: 1, 256: 1, 1024: 2, 2048: 3}
 
 
 @pytest.mark.parametrize(
