@@ -1,9 +1,10 @@
 """What every process of a test run is told before JAX starts; what the caller has set stays."""
 
 import os
-import tempfile
 from importlib.metadata import version
 from pathlib import Path
+
+from tests.kept_programs import KEPT
 
 # Threads that wait for each other take the cores.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -20,9 +21,8 @@ if not Path("/dev/nvidiactl").exists() and version("jaxlib").startswith("0.10.")
 # Where in the source each operation was written: a tenth of the time that tests take.
 os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
-    # Compiled programs of this run, for its other tests and the other processes.
-    _compiled = tempfile.TemporaryDirectory(prefix="jkvq-compiled-")
-    os.environ["JAX_COMPILATION_CACHE_DIR"] = _compiled.name
+    # Compiled programs, for the other processes and the next run: a quarter of what tests take.
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = str(KEPT)
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
     os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
     os.environ["JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES"] = "none"

@@ -1,4 +1,5 @@
 import gc
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 import jkvq
 from jkvq.models.formats.catalog import IndexUnavailable, cached_file, fetch_from_index
 from jkvq.support.user_cache import cache_folder
+from tests.kept_programs import tidy
 from tests.tiny import tiny_llm
 
 # What JAX traces lives long, and is much: to look through it often takes a twentieth of the time.
@@ -19,6 +21,11 @@ hypothesis.settings.register_profile("thorough", deadline=None, max_examples=100
 hypothesis.settings.load_profile("jkvq")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+def pytest_sessionstart():
+    if "PYTEST_XDIST_WORKER" not in os.environ:  # once, before there are workers
+        tidy()
 
 
 def pytest_collection_modifyitems(items):
