@@ -1,7 +1,7 @@
 """Learning a calibration: Adam on the damped next-token KL, from the balanced start.
 
 The KL on windows that nothing is learned from decides which step is kept, and whether the rate is
-too great: what is worse than the start goes back to the best, at half the rate.
+too great: what is much worse than the start goes back to the best, at half the rate.
 """
 
 import functools
@@ -35,6 +35,9 @@ from jkvq.support.progress import Bar, count_bar, note, spinner
 
 CHECK_EVERY = 25  # steps
 _WARM_UP = 0.05  # of all steps
+# Times the start's KL. What was learned before loses a little while the rate is high, and gains when
+# it falls: going back at every loss would leave it where it is.
+_ASTRAY = 1.25
 _HALVINGS = 4  # of the rate, until a run that goes astray again is ended
 # A channel turns by the angles to all others at once, and batches agree little about each: so an
 # angle moves by this over the channels of a head where a mean or a stretch moves by 1.
@@ -174,7 +177,7 @@ class _Run:
         if found < state.best_kl:
             state = state._replace(best=learned, best_step=step, best_kl=found)
         bar.rename(_label(state))
-        if found <= state.start_kl:
+        if found <= _ASTRAY * state.start_kl:
             return state, None
         astray = f"after step {step} the KL is {found:.3g}, and was {state.start_kl:.3g}"
         if state.halvings == _HALVINGS:

@@ -125,7 +125,7 @@ def test_what_goes_astray_ends_with_the_best_so_far(astray, tmp_path, monkeypatc
     jkvq.with_cache(model(), CACHE, tmp_path / "out")
 
 
-def test_what_is_worse_than_the_start_goes_back_at_half_the_rate(tmp_path, capsys, often):
+def test_what_is_much_worse_than_the_start_goes_back_at_half_the_rate(tmp_path, capsys, often):
     """A rate at which every step does harm, until it has been halved often enough."""
     how = {**LEARNING, "steps": 20, "rate": 32 * LEARNING["rate"]}
     made = jkvq.calibrate(model(), out=tmp_path / "out", **HOW, **how)
