@@ -168,8 +168,10 @@ def _step(basis, cache, q, k, v, count, phase, implementation, sinks=None):
     return out, dataclasses.replace(cache, groups=groups, sequences=after)
 
 
-@pytest.mark.parametrize("cache", CACHES)
-@pytest.mark.parametrize("chunks", [[1] * 45, [7, 1, 20, 17]], ids=["one by one", "in chunks"])
+@pytest.mark.parametrize(
+    ("cache", "chunks"),
+    [(cache, [7, 1, 20, 17]) for cache in CACHES] + [(cache, [1] * 45) for cache in CACHES[-2:]],
+)
 def test_tokens_that_see_each_other_as_stored_give_what_decode_gives(cache, chunks):
     setting = Setting(cache, [45, 30])
     out, _ = setting.run(chunks, "forced")
@@ -258,7 +260,6 @@ def test_a_nan_in_one_sequence_never_reaches_another(cache):
     [
         ("int4,exact_layers=0,sink=4,recent=8", 2e-3),
         ("blockgtq-k3v3,center=true", 2e-3),
-        ("int4,center=true", 2e-3),
         # Keys are turned in float16 there, by matrices far from orthogonal: some codes turn.
         ("jkvq-int2,sink=4,recent=8", 5e-2),
     ],

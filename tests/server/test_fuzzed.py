@@ -5,8 +5,8 @@ from scripts.server.fuzz import GOOD, Fuzzer
 
 def test_no_body_is_answered_with_a_failure(served):
     fuzzer = Fuzzer(served.address)
-    fuzzer.run(300)
-    assert fuzzer.answers.total() >= 300
+    fuzzer.run(150)  # scripts/server/fuzz.py sends 10,000
+    assert fuzzer.answers.total() >= 150
     answered = {path for path, status in fuzzer.answers if status == 200}
     assert answered == set(GOOD)
     assert served.server.driver.failure is None
