@@ -35,8 +35,8 @@ from jkvq.support.progress import Bar, count_bar, note, spinner
 
 CHECK_EVERY = 25  # steps
 _WARM_UP = 0.05  # of all steps
-# Times the start's KL. What was learned before loses a little while the rate is high, and gains when
-# it falls: going back at every loss would leave it where it is.
+# Times the start's KL. What was learned before loses a little while the rate is high, and gains
+# when it falls: going back at every loss would leave it where it is.
 _ASTRAY = 1.25
 _HALVINGS = 4  # of the rate, until a run that goes astray again is ended
 # A channel turns by the angles to all others at once, and batches agree little about each: so an
