@@ -29,8 +29,10 @@ def explain(artefact: Artefact) -> list[str]:
         f"Serves {', '.join(serves)}." if serves else "Serves any cache with center=true.",
     ]
     if learned := manifest.learned:
+        from_there = ", going on from another" if "learn_from" in manifest.options else ""
         lines.append(
-            f"Learned for {manifest.options['learn_for']}: KL {learned['start_kl']:.3g} before and "
+            f"Learned for {manifest.options['learn_for']}{from_there}: KL "
+            f"{learned['start_kl']:.3g} before and "
             f"{learned['kl']:.3g} after step {learned['step']:.0f}, on windows that were held out."
         )
     lines += [f"Tuned: {name} is {text}." for name, text in manifest.caches.items()]

@@ -2,6 +2,7 @@
 
 import json
 import struct
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -52,6 +53,15 @@ def test_calibrate_then_inspect_and_generate(model, tmp_path):
         *("--calibration", out, "--no-check", "--json"),
     )
     assert json.loads(written)["cache"] == "jkvq-int4,page=8"
+
+
+@pytest.mark.parametrize("model", ["smollm2-135m", "qwen2.5-coder-1.5b"])
+def test_what_ships_is_explained(model, tmp_path):
+    shipped = Path(__file__).parents[2] / "calibration" / "shipped" / model / "jkvq"
+    seen = _jkvq("inspect", shipped, "--plot", tmp_path / "seen.png")
+    assert f"Calibration of {model} " in seen
+    assert "Learned for jkvq-int2" in seen
+    assert ("going on from another: KL" in seen) == ("learn_from" in seen)
 
 
 @pytest.mark.parametrize(
