@@ -200,7 +200,7 @@ def _assert_close(out, expected, setting: Setting):
     assert np.linalg.norm(out - expected) <= 1e-3 * np.linalg.norm(expected)
 
 
-@pytest.mark.parametrize("cache", CACHES)
+@pytest.mark.parametrize("cache", ["saw-int4,center=true", *CACHES[-2:]])
 def test_the_same_tokens_are_stored_the_same_in_any_chunking(cache):
     setting = Setting(cache, [45, 30])
     at, spec = place_of(setting.spec, 2, LAYER), setting.spec.of_layer(LAYER)
@@ -258,8 +258,8 @@ def test_a_nan_in_one_sequence_never_reaches_another(cache):
 @pytest.mark.parametrize(
     ("cache", "bound"),
     [
-        ("int4,exact_layers=0,sink=4,recent=8", 2e-3),
-        ("blockgtq-k3v3,center=true", 2e-3),
+        pytest.param("int4,exact_layers=0,sink=4,recent=8", 2e-3, marks=pytest.mark.slow),
+        pytest.param("blockgtq-k3v3,center=true", 2e-3, marks=pytest.mark.slow),
         # Keys are turned in float16 there, by matrices far from orthogonal: some codes turn.
         ("jkvq-int2,sink=4,recent=8", 5e-2),
     ],

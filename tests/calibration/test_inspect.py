@@ -56,9 +56,9 @@ def test_calibrate_then_inspect_and_generate(model, tmp_path):
 
 
 @pytest.mark.parametrize("model", ["smollm2-135m", "qwen2.5-coder-1.5b"])
-def test_what_ships_is_explained(model, tmp_path):
+def test_what_ships_is_explained(model):
     shipped = Path(__file__).parents[2] / "calibration" / "shipped" / model / "jkvq"
-    seen = _jkvq("inspect", shipped, "--plot", tmp_path / "seen.png")
+    seen = _jkvq("inspect", shipped)
     assert f"Calibration of {model} " in seen
     assert "Learned for jkvq-int2" in seen
     assert ("going on from another: KL" in seen) == ("learn_from" in seen)

@@ -70,7 +70,9 @@ def test_no_step_is_launched_that_nobody_has_a_token_for(monkeypatch):
     assert steps == [1, 4, 2]  # short as long as a prompt is read; its tick draws a token too
 
 
-@pytest.mark.parametrize("cache", CACHES)
+@pytest.mark.parametrize(
+    "cache", [*(pytest.param(cache, marks=pytest.mark.slow) for cache in CACHES[:-1]), CACHES[-1]]
+)
 def test_a_text_does_not_depend_on_what_happens_to_it(cache):
     llm = _llm(cache)
     alone = []

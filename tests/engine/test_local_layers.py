@@ -72,7 +72,11 @@ def _text(llm: LLM, prompt: list[int], budget: int) -> tuple[list[int], list[flo
 
 @pytest.mark.parametrize(
     ("cache", "layers"),
-    [("f32,page=8", ALL), ("f32,page=8", SOME), ("int4,page=8,sink=8,recent=8", SOME)],
+    [
+        pytest.param("f32,page=8", ALL, marks=pytest.mark.slow),
+        ("f32,page=8", SOME),
+        ("int4,page=8,sink=8,recent=8", SOME),
+    ],
 )
 def test_texts_are_those_of_a_cache_that_keeps_everything(cache, layers):
     """Chunks of a prompt are longer than the window: they take the pages that they read last.

@@ -136,6 +136,7 @@ def test_losses_of_layers_add_up_to_about_the_kl(model, calibration):
     assert 0.5 < narrow.loss / (kl * 256 / read) < 2
 
 
+@pytest.mark.slow
 def test_windows_take_off_as_much_as_measured_layer_by_layer(model, calibration, monkeypatch):
     for side in ("KEYS", "VALUES"):  # the narrowest is what is looked at
         monkeypatch.setattr(widths, side, getattr(widths, side)[:1])

@@ -62,10 +62,13 @@ def shuffled_cache(pair: Pair, rows: int, spec=SPEC, pages_each: int = 4) -> KVC
     return dataclasses.replace(cache, groups=groups)
 
 
+_pack = jax.jit(pack_due, static_argnames="implementation")
+
+
 def step(config, params, cache, tokens, count, phase):
     basis = make_basis(cache.spec, CacheShape.of(config), None)
     if phase == "decode":
-        cache = pack_due(cache, basis, count, "reference")
+        cache = _pack(cache, basis, count, "reference")
     hidden, cache = forward(config, params, basis, cache, tokens, count, phase=phase)
     assert hidden.dtype == params["embedding"].dtype
     return logits(config, params, hidden), cache
