@@ -28,7 +28,6 @@ def _ran(tiny, folder: Path) -> dict[str, nbformat.NotebookNode]:
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     (knobs,) = [cell for cell in notebook.cells if cell.id == "device"]
     small = {"MODEL": str(folder / "tiny"), "CONTEXT": 512, "NEW": 8, "CALIBRATION": 512}
-    small["CACHES"] = ["bf16", "jkvq-int2"]
     for name, value in small.items():
         knobs.source, set_here = re.subn(
             rf"^{name} = .*", f"{name} = {value!r}", knobs.source, flags=re.M
@@ -56,7 +55,7 @@ def _check_pictures(cell: nbformat.NotebookNode) -> None:
     (picture,) = [data["image/png"] for data in shown if "image/png" in data]  # not progress bars
     assert len(picture) > 5000
     lines = _said(cell).splitlines()
-    assert lines
+    assert len(lines) >= 2
     for line in lines:
         numbers = re.findall(r"(?<![\w-])\d[\d,.]*|nan|inf", line)
         assert numbers

@@ -18,7 +18,7 @@ from jkvq.models.model import Model
 from jkvq.support.compile_cache import keep_compiled_programs
 from tests import tiny
 
-LINES, KILLS = 300, 4
+LINES, KILLS = 300, 10
 # One layer, and answers of one token, which need no program of bursts: each process compiles.
 CONFIG = dataclasses.replace(tiny.CONFIG, layers=1)
 
@@ -31,7 +31,7 @@ def run(folder: Path, params) -> None:
         run_jobs([job], Window(llm, slots=8).answers, llm.name)
 
 
-def test_a_job_killed_at_some_moments_answers_each_line_once(tmp_path):
+def test_a_job_killed_at_ten_moments_answers_each_line_once(tmp_path):
     lines = [{"prompt": f"Prompt {number}", "temperature": 1} for number in range(LINES)]
     (tmp_path / "requests.jsonl").write_text("\n".join(map(json.dumps, lines)))
     out = tmp_path / "answers.jsonl"
