@@ -19,11 +19,12 @@ from jkvq.bench.shapes import random_model, shape_config, with_any_cache
 from jkvq.bench.steps import bench_decode, bench_prefill, stream_bandwidth
 from jkvq.cache.specs.spec_text import parse_spec
 
-# Of each cache: sequences, and tokens of each
+# Of each cache: sequences, and tokens of each. Caches that take most of the memory come first:
+# behind smaller ones it is in pieces.
 DECODE = {
-    "bf16": [(1, 1024), (32, 8192), (20, 32768), (1, 102400), (7, 102400)],
-    "jkvq-int4": [(1, 1024), (32, 8192), (128, 8192), (20, 32768), (32, 32768), (1, 102400)],
-    "jkvq-int2": [(32, 8192), (20, 32768), (32, 32768), (38, 102400)],
+    "bf16": [(7, 102400), (20, 32768), (32, 8192), (1, 1024), (1, 102400)],
+    "jkvq-int4": [(128, 8192), (32, 32768), (20, 32768), (32, 8192), (1, 1024), (1, 102400)],
+    "jkvq-int2": [(38, 102400), (32, 32768), (20, 32768), (32, 8192)],
     "int4": [(32, 8192)],
     "saw-int4": [(32, 8192)],
 }
