@@ -5,7 +5,7 @@ from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Float16, Int, UInt16
+from jaxtyping import Array, Float, Float16, Int
 
 from jkvq.pallas_kernels.formats.codecs import Codec
 from jkvq.pallas_kernels.formats.packed import LayerIndex, Packed
@@ -161,9 +161,10 @@ class Queries(NamedTuple):
 
 @dataclass(frozen=True)
 class InPages:
-    """Tokens that lie in pages of float16 numbers already: token (b, t) in page, slot."""
+    """Tokens that lie in pages already, of float16 numbers or codes: token (b, t) in page, slot."""
 
-    pages: UInt16[Array, "L P K p H"]
+    pages: Packed
+    codec: Codec
     page: Int[Array, "B T"]
     slot: Int[Array, "B T"]
 

@@ -43,8 +43,9 @@ class Windows(NamedTuple):
 class Coded:
     """Attention of a layer whose queries read tokens as its cache has them.
 
-    A query reads 16-bit windows as if they rounded nothing, which is little beside codes. Keys are
-    coded as if they stood elsewhere in the context, with all that they see (observe.py).
+    A query reads 16-bit windows as if they rounded nothing, which is little beside codes; windows
+    of codes it reads as they are. Keys are coded as if they stood elsewhere in the context, with
+    all that they see (observe.py).
 
     spec: of the layer; None reads everything as it is.
     """
@@ -57,29 +58,38 @@ class Coded:
     def __call__(self, q, k, v, state, sinks=None):
         q, k, v = (heads.finished for heads in (q, k, v))
         how = self.spec, self.config.attention_scale, self.config.window
-        coded = () if self.spec is None else self._coded(k, v)
+        coded = ()
+        if self.spec is not None:
+            (k, v), coded = self._read(k, v)
         if serves_fused(q, sinks):
             return attend_fused(*how, q, k, v, *coded), state
         one = functools.partial(attend, *how, sinks=sinks)
         return jax.lax.map(lambda x: one(*x), (q, k, v, *coded)), state
 
-    def _coded(self, k, v):
+    def _read(self, k, v):
+        """Keys and values as windows hold them, and as they are coded."""
         assert self.spec is not None
         frequency = jnp.asarray(self.config.rope_frequency, jnp.float32)
         position = jnp.arange(k.shape[1], dtype=jnp.int32)[None]
         cos, sin = angles(frequency, self.stand - position)
         middle = self.spec.middle(self.stand)
+        of_key, of_value = self.spec.window_sides
         moved = rotate(k.astype(jnp.float32), cos, sin)
-        key = self._through("key", moved, frequency, middle)
-        value = self._through("value", v, None, middle)
-        return rotate(key, cos, -sin), value
+        keys = self._through("key", of_key, moved, frequency, middle)
+        held, key = (None if x is None else rotate(x, cos, -sin) for x in keys)
+        held_value, value = self._through("value", of_value, v, None, middle)
+        held = k if held is None else held, v if held_value is None else held_value
+        return held, (key, value)
 
-    def _through(self, name: str, x, frequency, middle) -> Float[Array, "B T K H"]:
-        """Tokens taken to the basis of the cache, coded there, and taken back."""
+    def _through(self, name: str, window: SideSpec, x, frequency, middle):
+        """Tokens taken to the basis of the cache, held by a window and coded, and taken back.
+
+        None is what a window of floats holds: the tokens themselves.
+        """
         assert self.spec is not None
         spec: SideSpec = getattr(self.spec, name)
         if spec.codec == "float":
-            return x.astype(jnp.float32)
+            return None, x.astype(jnp.float32)
         own = self.turned[name]
         mean = own.mean[None] if spec.center else None
         matrices = Matrices(own.rotation[None], own.dual[None])
@@ -87,9 +97,14 @@ class Coded:
         at = side.angles(middle)
         entered = side.enter(x.astype(jnp.float32), 0, at)
         if self.spec.windowed:
-            entered = as_window(entered)
-        read = side.leave(read_back(spec, entered), 0)
-        return read if mean is None else read + side.mean_at(0, at)
+            entered = as_window(window, entered)
+
+        def left(x):
+            x = side.leave(x, 0)
+            return x if mean is None else x + side.mean_at(0, at)
+
+        held = None if window.codec == "float" else left(entered)
+        return held, left(read_back(spec, entered))
 
 
 @dataclass(frozen=True)

@@ -31,9 +31,16 @@ def read_back(spec: SideSpec, x: Rows) -> Rows:
     return (_rounded(lo)[..., None] + _rounded(scale)[..., None] * codes).reshape(x.shape)
 
 
-def as_window(x: Rows) -> Rows:
-    """x as a 16-bit window hands it on to be coded."""
-    return _through(as_float16, x)
+def as_window(spec: SideSpec, x: Rows) -> Rows:
+    """x as a window hands it on; ``spec`` is of `CacheSpec.window_sides`."""
+    if spec.codec == "float":
+        return x if spec.bits == 32 else _through(as_float16, x)
+
+    def coded(x: Rows) -> Rows:
+        codes, scale, lo = affine.encode_min_max(x, spec.bits)
+        return lo[..., None] + scale[..., None] * codes
+
+    return _through(coded, x)
 
 
 def _digits(spec: SideSpec, x: Rows) -> Rows:

@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Float
 
 from jkvq.cache.specs.spec import CacheSpec
-from jkvq.calibration.tuning.widths import cache_of, choices
+from jkvq.calibration.tuning.widths import Window, cache_of, choices
 
 _TRIES = 6  # at a KL that is kept as measured
 _SLACK = 0.97  # of the KL that may be used up: other windows measure a little more
@@ -20,13 +20,11 @@ class Candidate(NamedTuple):
     loss: float
 
 
-def candidates(
-    losses: Mapping[tuple[int, int], Float[np.ndarray, "n L"]], head_dim: int
-) -> list[Candidate]:
-    """All caches that are worth a look, by falling loss; ``losses`` by sink and recent tokens."""
+def candidates(losses: Mapping[Window, Float[np.ndarray, "n L"]], head_dim: int) -> list[Candidate]:
+    """All caches that are worth a look, by falling loss; ``losses`` by windows."""
     found = [
-        Candidate(cache_of(pairs, *windows), choice.loss)
-        for windows, of_layers in losses.items()
+        Candidate(cache_of(pairs, window), choice.loss)
+        for window, of_layers in losses.items()
         for choice, pairs in choices(of_layers, head_dim)
     ]
     return sorted(found, key=lambda each: each.loss)

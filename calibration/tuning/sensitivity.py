@@ -10,7 +10,7 @@ from jkvq.cache.specs.spec import CacheSpec
 from jkvq.calibration.learning.learn import turned_layers
 from jkvq.calibration.learning.parameters import starting_from, unchanged
 from jkvq.calibration.learning.passes import Layers, Network, Windows
-from jkvq.calibration.tuning.widths import narrowest, scaled
+from jkvq.calibration.tuning.widths import Window, narrowest, scaled
 from jkvq.models.config import ModelConfig
 from jkvq.models.decoder import Params
 from jkvq.support.progress import Bar
@@ -48,22 +48,22 @@ def behind_windows(
     params: Params,
     calibration: Calibration,
     losses: Float[np.ndarray, "n L"],
-    at: tuple[int, int],
-    others: Sequence[tuple[int, int]],
+    at: Window,
+    others: Sequence[Window],
     read: Sequence[Windows],
-) -> Mapping[tuple[int, int], Float[np.ndarray, "n L"]]:
-    """Losses of layers as measured behind 16-bit windows ``at``, for other windows.
+) -> Mapping[Window, Float[np.ndarray, "n L"]]:
+    """Losses of layers as measured behind a cache's window ``at``, for other windows.
 
     What windows take off is measured for all layers at once, of keys and of values.
     """
 
-    def sides(windows: tuple[int, int]) -> Float[np.ndarray, " 2"]:
-        both = narrowest(*windows)
+    def sides(window: Window) -> Float[np.ndarray, " 2"]:
+        both = narrowest(window)
         return np.array([measured(config, params, calibration, spec, read) for spec in both])
 
     known = sides(at)
     return {at: losses} | {
-        windows: scaled(losses, *(sides(windows) / known)) for windows in others if windows != at
+        window: scaled(losses, *(sides(window) / known)) for window in others if window != at
     }
 
 

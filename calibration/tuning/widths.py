@@ -17,9 +17,22 @@ _NARROW = PRESETS["jkvq-int2"].spec
 _WIDE = tuple(dataclasses.replace(_NARROW.value, bits=bits) for bits in (3, 4, 8))
 KEYS = (_NARROW.key, *_WIDE)
 VALUES = (_NARROW.value, *_WIDE)
-# Tokens that stay in 16 bits: the first, the latest. At long contexts they are cheap.
-WINDOWS = ((64, 64), (64, 256), (64, 448), (64, 832))
 MOST_KINDS = 4  # of layers: each has pages, plans and programs of its own
+
+
+class Window(NamedTuple):
+    """Tokens that are not packed, the first and the latest, and what they are held in."""
+
+    sink: int
+    recent: int
+    window_bits: int
+
+
+# At long contexts windows are cheap, and in 8 bits they cost hardly more KL than in 16.
+WINDOWS = (
+    *(Window(64, recent, 8) for recent in (64, 256, 448, 832, 1152)),
+    Window(64, 256, 16),
+)
 
 
 class Pair(NamedTuple):
@@ -32,15 +45,15 @@ class Pair(NamedTuple):
 PAIRS = (*(Pair(k, v) for k in range(len(KEYS)) for v in range(len(VALUES))), Pair(None, None))
 
 
-def side_options(sink: int, recent: int) -> list[CacheSpec]:
+def side_options(window: Window) -> list[CacheSpec]:
     """Caches with keys alone coded in each way, then with values alone."""
     alone = [(key, EXACT) for key in KEYS] + [(EXACT, value) for value in VALUES]
-    return [CacheSpec(*sides, sink=sink, recent=recent) for sides in alone]
+    return [CacheSpec(*sides, **window._asdict()) for sides in alone]
 
 
-def narrowest(sink: int, recent: int) -> tuple[CacheSpec, CacheSpec]:
+def narrowest(window: Window) -> tuple[CacheSpec, CacheSpec]:
     """Caches with keys alone in the fewest bits, and with values alone."""
-    options = side_options(sink, recent)
+    options = side_options(window)
     return options[0], options[len(KEYS)]
 
 
@@ -94,7 +107,7 @@ def _loss(losses: Float[np.ndarray, "n L"], pair: Pair) -> Float[np.ndarray, " L
     )
 
 
-def cache_of(pairs: Sequence[Pair], sink: int, recent: int) -> CacheSpec:
+def cache_of(pairs: Sequence[Pair], window: Window) -> CacheSpec:
     """The cache whose layers are stored so; most of them are its own, the others are named."""
     alike: dict[Pair, list[int]] = {}
     for layer, pair in enumerate(pairs):
@@ -107,8 +120,7 @@ def cache_of(pairs: Sequence[Pair], sink: int, recent: int) -> CacheSpec:
     assert len(others) == len(rest)
     return CacheSpec(
         *_sides(first),
-        sink=sink,
-        recent=recent,
+        **window._asdict(),
         exact_layers=exact,
         other_layers=tuple(OtherLayers(layers, *_sides(pair)) for layers, pair in others),
     )

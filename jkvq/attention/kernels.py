@@ -7,12 +7,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jkvq.attention.layer_view import LayerView
-from jkvq.attention.step_plan import EXACT_CODEC, Chunk, GroupPlan, PackPlan, Targets
+from jkvq.attention.step_plan import Chunk, GroupPlan, PackPlan, Targets
 from jkvq.attention.store import pack_plainly, store_chunk, write_plainly
 from jkvq.cache.basis import Angles
 from jkvq.cache.layout import ExactPages, LayerGroup
 from jkvq.pallas_kernels.decode import decode
-from jkvq.pallas_kernels.formats.packed import Packed
 from jkvq.pallas_kernels.prefill import ExactTokens, prefix_attention, self_attention
 from jkvq.pallas_kernels.reference.merge import merge_all
 from jkvq.pallas_kernels.settings import write_settings
@@ -46,7 +45,7 @@ def attend_prefill(
 
 
 def _exact_tokens(view: LayerView, old, plan: GroupPlan) -> ExactTokens | None:
-    """The tokens that stood in 16-bit pages before the chunk, with their means."""
+    """The tokens that stood in windows before the chunk, with their means."""
     if old is None or plan.exact is None:
         return None
     k, v = old
@@ -97,10 +96,9 @@ def attend_token(
     spans = [Span(storage.key, storage.value, view.codecs, plan.table, reads.packed, shift)]
     if plan.exact is not None:
         assert storage.exact is not None and reads.exact is not None
-        exact = Packed(storage.exact.key), Packed(storage.exact.value)
+        exact = storage.exact.key, storage.exact.value, view.window_codecs
         shift = None if means is None else means.shift(reads.number)
-        codecs = EXACT_CODEC, EXACT_CODEC
-        spans.append(Span(*exact, codecs, plan.exact.table, reads.exact, shift))
+        spans.append(Span(*exact, plan.exact.table, reads.exact, shift))
     parts = decode(queries.rotated[:, 0], spans, view.index, scale=scale, interpret=interpret)
     parts += [one_each(*part) for part in view.sink_parts(queries.rotated[:, 0])]
     out, _ = merge_partials(parts, q.count, v.joined.dtype, interpret=interpret)
@@ -131,13 +129,13 @@ def _store_in_pages(view: LayerView, q, k, v, plan: GroupPlan, *, interpret: boo
 
 
 def _store_exactly(view: LayerView, q, k, v, plan: GroupPlan, *, interpret: bool):
-    """The storage with the new tokens in 16-bit pages, and the queries."""
-    storage, exact = view.storage, view.storage.exact
+    """The storage with the new tokens in windows, and the queries."""
+    storage, exact, (key, value) = view.storage, view.storage.exact, view.window_codecs
     assert exact is not None and plan.exact is not None
     to, transform = plan.exact.new, view.key.transform(view.layer, plan.wide_angles)
-    key, value, queries = write(
-        WriteSide(Packed(exact.key), k, EXACT_CODEC, transform),
-        WriteSide(Packed(exact.value), v, EXACT_CODEC),
+    new_key, new_value, queries = write(
+        WriteSide(exact.key, k, key, transform),
+        WriteSide(exact.value, v, value),
         view.index,
         to.page,
         to.slot,
@@ -146,7 +144,7 @@ def _store_exactly(view: LayerView, q, k, v, plan: GroupPlan, *, interpret: bool
         interpret=interpret,
     )
     assert queries is not None
-    return dataclasses.replace(storage, exact=ExactPages(key.codes, value.codes)), queries
+    return dataclasses.replace(storage, exact=ExactPages(new_key, new_value)), queries
 
 
 def pack_layer(view: LayerView, plan: PackPlan, *, interpret: bool) -> LayerGroup:
@@ -155,6 +153,9 @@ def pack_layer(view: LayerView, plan: PackPlan, *, interpret: bool) -> LayerGrou
     assert exact is not None
     if not all(map(writable, view.codecs)):
         return pack_plainly(view, plan)
-    k, v = (InPages(x, source.page, source.slot) for x in (exact.key, exact.value))
+    k, v = (
+        InPages(pages, codec, source.page, source.slot)
+        for pages, codec in zip((exact.key, exact.value), view.window_codecs, strict=True)
+    )
     key, value = _write_pages(view, k, v, plan.to, interpret=interpret)
     return LayerGroup(key, value, exact)

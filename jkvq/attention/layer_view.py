@@ -8,7 +8,7 @@ from jaxtyping import Array, Float
 from jkvq.attention.page_means import PageMeans
 from jkvq.attention.step_plan import GroupPlan
 from jkvq.cache.basis import SideBasis
-from jkvq.cache.exact_pages import read_pages
+from jkvq.cache.exact_pages import read_pages, window_codec
 from jkvq.cache.layout import LayerGroup
 from jkvq.cache.specs.spec import CacheSpec
 from jkvq.pallas_kernels.formats.codecs import Codec
@@ -36,15 +36,20 @@ class LayerView:
     def codecs(self) -> tuple[Codec, Codec]:
         return self.key.codec(self.layer), self.value.codec(self.layer)
 
+    @property
+    def window_codecs(self) -> tuple[Codec, Codec]:
+        key, value = map(window_codec, self.spec.window_sides)
+        return key, value
+
     def exact_tokens(
         self, plan: GroupPlan
     ) -> tuple[Float[Array, "B W K H"], Float[Array, "B W K C"]] | None:
-        """Keys and values in the 16-bit pages that a step reads; None without windows."""
-        pages = self.storage.exact
+        """Keys and values in the windows that a step reads; None without windows."""
+        pages, codecs = self.storage.exact, self.window_codecs
         if pages is None or plan.exact is None:
             return None
-        key, value = (read_pages(x, self.index, plan.exact.table) for x in (pages.key, pages.value))
-        return key, value
+        at = self.index, plan.exact.table
+        return read_pages(pages.key, codecs[0], *at), read_pages(pages.value, codecs[1], *at)
 
     def sink_parts(
         self, q: Float[Array, "*rows N H"]

@@ -17,7 +17,7 @@ from jkvq.attention.store import (
     write_if_any,
     write_plainly,
 )
-from jkvq.cache.exact_pages import seen_exactly
+from jkvq.cache.exact_pages import rounded, seen_exactly
 from jkvq.cache.layout import LayerGroup
 from jkvq.pallas_kernels.formats.packed import Packed
 from jkvq.pallas_kernels.reference.chunk_attention import chunk_attention
@@ -115,6 +115,9 @@ def _chunk(
     if spec.windowed or phase == "prefill":
         position = jnp.where(chunk.real, chunk.position, -1)
         keys, values = (x.astype(jnp.float32) for x in (k, v))
+        if phase == "forced":  # each sees itself and others as they are stored
+            both = zip(view.window_codecs, (keys, values), strict=True)
+            keys, values = (rounded(codec, x) for codec, x in both)
         if old is not None and plan.exact is not None:
             position = jnp.concatenate([plan.exact.position, position], axis=1)
             keys, values = (

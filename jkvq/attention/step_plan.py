@@ -16,11 +16,12 @@ from jaxtyping import Array, Bool, Float16, Int
 
 from jkvq.attention.page_means import page_of_position
 from jkvq.cache.basis import Angles, Basis, SideBasis
+from jkvq.cache.exact_pages import window_codec
 from jkvq.cache.layout import GroupSpec, Sequences, layer_groups, page_of
 from jkvq.cache.shape import CacheShape
 from jkvq.cache.specs.page_rule import in_whole_pages
 from jkvq.cache.specs.spec import CacheSpec
-from jkvq.pallas_kernels.formats.codecs import Codec, FloatCodec
+from jkvq.pallas_kernels.formats.codecs import Codec
 from jkvq.pallas_kernels.types import Heads, Implementation
 from jkvq.pallas_kernels.work import DecodePlan
 
@@ -28,8 +29,6 @@ from jkvq.pallas_kernels.work import DecodePlan
 # "decode": one new token of each sequence sees everything, itself too, as stored.
 # "forced": tokens that are known, each as if decode had drawn it: how evaluation sees a text.
 Phase = Literal["prefill", "decode", "forced"]
-
-EXACT_CODEC = FloatCodec(jnp.float16)
 
 
 class Kernels(NamedTuple):
@@ -321,6 +320,7 @@ def _plan_reads(
     packed = plan(count, table, codecs, first=first)
     if exact is None:
         return DecodeReads(packed, None, None)
-    window = plan(exact.count, exact.table, (EXACT_CODEC, EXACT_CODEC), first=first_exact)
+    key, value = map(window_codec, spec.window_sides)
+    window = plan(exact.count, exact.table, (key, value), first=first_exact)
     pages = table.shape[1] + spec.sink_pages
     return DecodeReads(packed, window, page_of_position(spec, exact.position, pages))

@@ -1,4 +1,4 @@
-"""Storing tokens: in packed pages, and in 16-bit pages where a spec has windows."""
+"""Storing tokens: in packed pages, and in those of windows where a spec has them."""
 
 from collections.abc import Callable
 
@@ -39,16 +39,23 @@ def pack_plainly(view: LayerView, plan: PackPlan) -> LayerGroup:
     """The storage with what is due in packed pages."""
     exact, source = view.storage.exact, plan.source
     assert exact is not None
-    k, v = (read_tokens(x, view.index, source.page, source.slot) for x in (exact.key, exact.value))
+    at = view.index, source.page, source.slot
+    k, v = (
+        read_tokens(pages, codec, *at)
+        for pages, codec in zip((exact.key, exact.value), view.window_codecs, strict=True)
+    )
     return LayerGroup(*write_plainly(view, k, v, plan.to), exact)
 
 
 def write_exact(view: LayerView, k: Keys, v: Values, to: Targets) -> ExactPages:
-    """The 16-bit pages with tokens in them."""
-    pages = view.storage.exact
+    """The pages of windows with tokens in them."""
+    pages, codecs = view.storage.exact, view.window_codecs
     assert pages is not None
     where = view.index, to.page, to.slot, to.real
-    return ExactPages(write_tokens(pages.key, *where, k), write_tokens(pages.value, *where, v))
+    return ExactPages(
+        write_tokens(pages.key, codecs[0], *where, k),
+        write_tokens(pages.value, codecs[1], *where, v),
+    )
 
 
 def store_chunk(
@@ -62,8 +69,7 @@ def store_chunk(
     """The storage with a chunk in the pages of a layer, of which ``old`` was read before.
 
     Tokens that are packed when the chunk ends go to packed pages at once: those of the chunk, and
-    those of ``old`` that are due. A token is coded as 16-bit pages hold it, whether it was there or
-    not.
+    those of ``old`` that are due. A token is coded as windows hold it, whether it was there or not.
     """
     exact, to = view.storage.exact, plan.write
     assert to is not None
@@ -71,8 +77,8 @@ def store_chunk(
         return LayerGroup(*write(view, k, v, to), None)
     due = slice(view.spec.sink, view.spec.sink + plan.pack.to.page.shape[1])
     all_k, all_v = (
-        jnp.concatenate([held[:, due], rounded(pages, x)], axis=1)
-        for pages, held, x in ((exact.key, old[0], k), (exact.value, old[1], v))
+        jnp.concatenate([held[:, due], rounded(codec, x)], axis=1)
+        for codec, held, x in zip(view.window_codecs, old, (k, v), strict=True)
     )
     to = jax.tree.map(lambda *x: jnp.concatenate(x, axis=1), plan.pack.to, to)
     # What is not written anyway is taken from what was read: pages are then written after they are

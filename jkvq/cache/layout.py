@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Int, UInt
+from jaxtyping import Array, Int
 
 from jkvq.cache.shape import CacheShape
 from jkvq.cache.sizes import PADDING_PAGE, roomy_table
@@ -26,10 +26,10 @@ _UNSEEN = 2 * PACK_EVERY
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class ExactPages:
-    """16-bit pages: of the sink, of recent tokens and of the page that fills."""
+    """Pages of the windows: of the sink, of recent tokens and of the page that fills."""
 
-    key: UInt[Array, "L P K p H"]
-    value: UInt[Array, "L P K p V"]
+    key: Packed
+    value: Packed
 
 
 @jax.tree_util.register_dataclass
@@ -151,7 +151,7 @@ def abstract_groups(
 def _abstract_group(spec: CacheSpec, shape: CacheShape, pages: int, exact_pages: int) -> LayerGroup:
     L, K = shape.layers, shape.kv_heads
 
-    def packed(side: SideSpec, channels: int) -> Packed:
+    def packed(side: SideSpec, channels: int, pages: int) -> Packed:
         kept = stored(side, channels)
         tile = (kept.codes, spec.page) if kept.stream else (spec.page, kept.codes)
         return Packed(
@@ -161,13 +161,12 @@ def _abstract_group(spec: CacheSpec, shape: CacheShape, pages: int, exact_pages:
             kept.stream,
         )
 
-    def exact(side: SideSpec, channels: int):
-        words = np.uint32 if side.bits == 32 else np.uint16
-        return _abstract((L, exact_pages, K, spec.page, channels), words)
-
-    key, value = (spec.key, shape.head_dim), (spec.value, shape.value_dim)
-    windows = ExactPages(exact(*key), exact(*value)) if spec.windowed else None
-    return LayerGroup(packed(*key), packed(*value), windows)
+    channels, windows = (shape.head_dim, shape.value_dim), None
+    if spec.windowed:
+        key, value = map(packed, spec.window_sides, channels, (exact_pages, exact_pages))
+        windows = ExactPages(key, value)
+    key, value = map(packed, (spec.key, spec.value), channels, (pages, pages))
+    return LayerGroup(key, value, windows)
 
 
 def _abstract(shape: tuple[int, ...], dtype) -> Any:

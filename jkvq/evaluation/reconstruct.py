@@ -13,9 +13,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jkvq.cache.basis import Basis, SideBasis
+from jkvq.cache.exact_pages import rounded, window_codec
 from jkvq.cache.specs.spec import CacheSpec
+from jkvq.pallas_kernels.formats.codecs import Codec
 from jkvq.pallas_kernels.formats.packed import LayerIndex
-from jkvq.pallas_kernels.formats.words import from_words, to_words
 from jkvq.pallas_kernels.reference.dense_attention import causal, products, softmax, weighted_sum
 
 _BLOCK = 128  # queries at a time
@@ -31,7 +32,7 @@ class LayerReconstruction(Protocol):
         ...
 
     def windowed(self, k: Tokens, v: Tokens) -> tuple[Tokens, Tokens]:
-        """The same as a 16-bit window or buffer gives them back."""
+        """The same as a window or a 16-bit buffer gives them back."""
         ...
 
     def reads_coded(
@@ -58,16 +59,15 @@ class TokenWiseLayer:
     spec: CacheSpec = field(metadata={"static": True})
 
     def coded(self, k, v):
-        def code(side: SideBasis, x):
+        def code(side: SideBasis, window: Codec, x):
             if self.spec.windowed:  # what is coded is what the window had
-                x = self._in_16_bits(side, x)
-            codec = side.codec(self.layer)
-            return codec.decode(codec.encode(x), jnp.ones(x.shape[:2], bool))
+                x = rounded(window, x)
+            return rounded(side.codec(self.layer), x)
 
         return self._through(k, v, code)
 
     def windowed(self, k, v):
-        return self._through(k, v, self._in_16_bits)
+        return self._through(k, v, lambda _, window, x: rounded(window, x))
 
     def reads_coded(self, position, tokens):
         packed = self.spec.reads_packed(position[:, None], jnp.arange(tokens)[None])
@@ -77,19 +77,14 @@ class TokenWiseLayer:
         """Keys and values taken to the basis of the cache, changed there, and taken back."""
         middle = self.spec.middle(jnp.arange(len(k))[None])
 
-        def through(side: SideBasis, x):
+        def through(side: SideBasis, window: Codec, x):
             at, layer = side.angles(middle), self.layer
-            x = change(side, side.enter(x.astype(jnp.float32)[None], layer, at))
+            x = change(side, window, side.enter(x.astype(jnp.float32)[None], layer, at))
             x = side.leave(x, layer)
             return (x if side.mean is None else x + side.mean_at(layer, at))[0]
 
-        return through(self.key, k), through(self.value, v)
-
-    @staticmethod
-    def _in_16_bits(side: SideBasis, x):
-        """As a 16-bit window gives it back; in a cache of float32 its window is that too."""
-        floats = jnp.float32 if side.spec.bits == 32 else jnp.float16
-        return from_words(to_words(x, floats), floats)
+        key, value = map(window_codec, self.spec.window_sides)
+        return through(self.key, key, k), through(self.value, value, v)
 
 
 @dataclass(frozen=True)

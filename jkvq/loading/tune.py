@@ -22,7 +22,7 @@ from jkvq.calibration.learning.passes import first_that_reads_coded
 from jkvq.calibration.learning.text import Text, cut
 from jkvq.calibration.tuning.choose import Candidate, candidates, fewest_bits, least_loss
 from jkvq.calibration.tuning.sensitivity import behind_windows, measured, sensitivities
-from jkvq.calibration.tuning.widths import WINDOWS, side_options
+from jkvq.calibration.tuning.widths import WINDOWS, Window, side_options
 from jkvq.evaluation.corpus import leading_tokens, text_tokens
 from jkvq.llm import require_same_weights
 from jkvq.loading.calibrate import Corpus, calibrate, read_corpus
@@ -141,7 +141,7 @@ def _target(config: ModelConfig, bits, max_kl, memory, context, batch) -> Target
 def _windows(model: Model, ids: list[int], window: int, target: Target) -> Text:
     """The windows of a text; refuses one that is too short, and hours on a CPU."""
     usable = _usable(window)
-    options = side_options(*usable[0])
+    options = side_options(usable[0])
     leading = len(leading_tokens(model.tokenizer))
     how = {"window": window, "context": target.context, "leading": leading}
     text = cut(ids, options[0], batch=_BATCH, seed=0, **how)
@@ -151,13 +151,13 @@ def _windows(model: Model, ids: list[int], window: int, target: Target) -> Text:
     return text
 
 
-def _usable(window: int) -> list[tuple[int, int]]:
-    """16-bit windows behind which a quarter of a text's tokens read coded ones; or the smallest."""
+def _usable(tokens: int) -> list[Window]:
+    """Windows behind which a quarter of a text's tokens read coded ones; or the smallest."""
 
-    def read_coded(windows: tuple[int, int]) -> int:
-        return window - first_that_reads_coded(side_options(*windows)[0], window)
+    def read_coded(window: Window) -> int:
+        return tokens - first_that_reads_coded(side_options(window)[0], tokens)
 
-    return [windows for windows in WINDOWS if 4 * read_coded(windows) >= window] or [WINDOWS[0]]
+    return [window for window in WINDOWS if 4 * read_coded(window) >= tokens] or [WINDOWS[0]]
 
 
 def _artefact(model: Model, given: str | Path | None) -> Artefact:
@@ -179,11 +179,11 @@ def _chosen(
     config, how = model.config, (model.config, model.params, artefact.calibration)
     read = [text.batch_of(step) for step in range(_READ)]
     usable = _usable(text.windows.shape[1])
-    at = min(usable, key=lambda windows: abs(windows[1] - PRESETS["jkvq-int2"].spec.recent))
-    options = side_options(*at)
+    at = min(usable, key=lambda window: abs(window.recent - PRESETS["jkvq-int2"].spec.recent))
+    options = side_options(at)
     with count_bar("Coding one layer at a time", len(read) * config.layers * len(options)) as bar:
         losses = sensitivities(*how, options, read, bar)
-    with spinner("Measuring 16-bit windows"):
+    with spinner("Measuring windows"):
         by_windows = behind_windows(*how, losses, at, usable, read)
     every = candidates(by_windows, config.head_dim)
 

@@ -131,3 +131,19 @@ def load_pages(pages: Packed, layer: LayerIndex, ids: Int[Array, "B n"]) -> Pack
         None if pages.index is None else gather(pages.index, 2),
         pages.stream,
     )
+
+
+def load_tokens(
+    pages: Packed, layer: LayerIndex, page: Int[Array, "B T"], slot: Int[Array, "B T"]
+) -> Packed:
+    """Tokens of one layer by their pages and slots, in a row [B, T, ...]; not of a stream."""
+    codes, params, index = (
+        None if array is None else array.at[at].get(mode="promise_in_bounds")
+        for array, at in (
+            (pages.codes, (layer, page, slice(None), slot)),
+            (pages.params, (layer, page, slice(None), slice(None), slot)),
+            (pages.index, (layer, page, slot)),
+        )
+    )
+    assert codes is not None and not pages.stream
+    return Packed(codes, params, index)

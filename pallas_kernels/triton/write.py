@@ -22,7 +22,7 @@ from jkvq.pallas_kernels.formats import affine
 from jkvq.pallas_kernels.formats.codecs import AffineCodec, Codec, DigitCodec, FloatCodec
 from jkvq.pallas_kernels.formats.digits import Columns, columns, encode_digits
 from jkvq.pallas_kernels.formats.packed import LayerIndex, Packed
-from jkvq.pallas_kernels.formats.packing import pack_parts
+from jkvq.pallas_kernels.formats.packing import WORD, pack_parts, part_widths
 from jkvq.pallas_kernels.formats.words import GREATEST, as_bfloat16
 from jkvq.pallas_kernels.triton.affine_tiles import clip_tile, nearest_levels, to_integers
 from jkvq.pallas_kernels.triton.tiles import numbers_of
@@ -78,7 +78,6 @@ def write(
     shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in flat]
     if real is not None:
         shared["real"] = real.reshape(-1).astype(jnp.int32)
-    new = [side.tokens if isinstance(side.tokens, NewHeads) else None for side in sides]
     if queries is not None:
         shared["queries"], made = _query_operands(queries, key.transform)
         shapes += made
@@ -88,7 +87,8 @@ def write(
             _kernel,
             tree=tree,
             codecs=[numbers_of(side.codec) for side in sides],
-            heads=[None if x is None else _HeadNumbers.of(x) for x in (*new, queries)],
+            sources=[_source_of(side.tokens) for side in sides],
+            heads=None if queries is None else _HeadNumbers.of(queries),
             settings=settings,
             interpret=interpret,
         ),
@@ -126,6 +126,11 @@ class _HeadNumbers:
         return cls(heads.joined.dtype, heads.first, *by)
 
 
+def _source_of(tokens: NewHeads | InPages) -> _HeadNumbers | Codec:
+    """What a kernel is compiled for to load tokens: new ones, or those in pages of a codec."""
+    return numbers_of(tokens.codec) if isinstance(tokens, InPages) else _HeadNumbers.of(tokens)
+
+
 def _query_operands(
     queries: NewHeads, transform: TokenTransform
 ) -> tuple[dict, list[jax.ShapeDtypeStruct]]:
@@ -161,7 +166,7 @@ def _arrays(pages: Packed) -> dict:
 def _operands(side: WriteSide) -> dict:
     if isinstance(side.tokens, InPages):
         operands = {
-            "pages": side.tokens.pages,
+            "pages": _arrays(side.tokens.pages),
             "page": side.tokens.page.reshape(-1).astype(jnp.int32),
             "slot": side.tokens.slot.reshape(-1).astype(jnp.int32),
         }
@@ -196,7 +201,7 @@ def _matrix(ref, layer, head):
     return ref[layer % ref.shape[0], head % ref.shape[1]]
 
 
-def _kernel(*refs, tree, codecs, heads, settings: WriteSettings, interpret: bool):
+def _kernel(*refs, tree, codecs, sources, heads, settings: WriteSettings, interpret: bool):
     count = tree.num_leaves
     shared, operands = refs[count : count + 2]
     outputs = refs[count + 2 :]  # the pages again, the same memory, and the queries
@@ -211,7 +216,7 @@ def _kernel(*refs, tree, codecs, heads, settings: WriteSettings, interpret: bool
         # A program does one side: twice as many work at once.
         @pl.when(mine == side)
         def _(side=side):
-            own = operands[side], heads[side], codecs[side]
+            own = operands[side], sources[side], codecs[side]
             _write_side(pages[side], shared, *own, head, token, interpret=interpret)
 
     if "queries" in shared:
@@ -220,7 +225,7 @@ def _kernel(*refs, tree, codecs, heads, settings: WriteSettings, interpret: bool
         def _():
             group = pl.num_programs(2) - 2
             number = head * group + mine - 2  # of the query head
-            _make_queries(shared["queries"], heads[2], outputs[count:], head, number, token)
+            _make_queries(shared["queries"], heads, outputs[count:], head, number, token)
 
 
 def _make_queries(operands: dict, numbers: _HeadNumbers, outputs, head, number, token):
@@ -283,7 +288,7 @@ def _write_side(
     pages: dict,
     shared: dict,
     operands: dict,
-    numbers: _HeadNumbers | None,
+    source: _HeadNumbers | Codec,
     codec: Codec,
     head,
     token,
@@ -291,11 +296,11 @@ def _write_side(
     interpret: bool,
 ):
     """Writes some tokens to one side, if one of them is real."""
-    found = _columns(codec, _source(operands).shape[-1])
+    found = _columns(codec, _channels(operands, source))
     layer, levels = shared["layer"][0], affine.nearest_levels if interpret else nearest_levels
 
     def write_all():
-        x = _load(operands, numbers, layer, head, token, None if found is None else found.channel)
+        x = _load(operands, source, layer, head, token, None if found is None else found.channel)
         slot = shared["page"][token], shared["slot"][token]
         if isinstance(codec, FloatCodec):
             _store(pages["codes"], layer, head, slot, 0, _words(x, codec.floats))
@@ -332,30 +337,52 @@ def _encode(x, codec: AffineCodec, operands: dict, levels):
     return to_integers(codes).reshape(shape), scale, lo
 
 
-def _source(operands: dict):
-    """Where the tokens are."""
-    return operands["pages" if "pages" in operands else "x"]
+def _channels(operands: dict, source: _HeadNumbers | Codec) -> int:
+    """Of the heads of tokens."""
+    if isinstance(source, _HeadNumbers):
+        return operands["x"].shape[-1]
+    words = operands["pages"]["codes"].shape[-1]
+    return words * WORD // source.bits if isinstance(source, AffineCodec) else words
 
 
-def _load(operands: dict, numbers: _HeadNumbers | None, layer, head, token, column=None):
+def _load(operands: dict, source: _HeadNumbers | Codec, layer, head, token, column=None):
     """Tokens, transformed, in float32, [tokens, H], or these columns of them."""
-    source, of, R = _source(operands), operands["of"][0], None
-    H = source.shape[-1]
+    H, of, R = _channels(operands, source), operands["of"][0], None
     if "rotation" in operands:
         R = _matrix(operands["rotation"], of, head)  # its columns are those asked for
     channel = jnp.arange(H, dtype=jnp.int32) if R is not None or column is None else column
     channel, unfinished = channel[None], "norm" in operands or "rotary" in operands
     assert not unfinished or channel.shape[1] == H  # digits of keys come with a rotation
-    if "pages" in operands:
-        at = operands["page"][token][:, None], head, operands["slot"][token][:, None]
-        x = lax.bitcast_convert_type(source[(layer, *at, channel)], jnp.float16)
+    if isinstance(source, _HeadNumbers):
+        x, _ = _finished(operands, source, head, token, channel)
     else:
-        assert numbers is not None
-        x, _ = _finished(operands, numbers, head, token, channel)
+        x = _stored(operands, source, layer, head, token, channel, H)
     x = x.astype(jnp.float32)
     if "mean" in operands:
         x = x - _mean(operands, of, head, token, channel)
     return x if R is None else dot(x.astype(jnp.float16), R, (1, 0))
+
+
+def _stored(operands: dict, codec: Codec, layer, head, token, channel, H: int):
+    """These channels of tokens as pages hold them."""
+    pages, page, slot = operands["pages"], operands["page"][token], operands["slot"][token]
+
+    def words(channel):
+        return pages["codes"][layer, page[:, None], head, slot[:, None], channel]
+
+    if isinstance(codec, FloatCodec):
+        return lax.bitcast_convert_type(words(channel), codec.floats)
+    assert isinstance(codec, AffineCodec) and part_widths(codec.bits) == [codec.bits]
+    of_plane = H * codec.bits // WORD  # the words of a plane (packing.py)
+    shift = codec.bits * (channel // of_plane)
+    codes = words(channel % of_plane).astype(jnp.int32) >> shift & (2**codec.bits - 1)
+    scale, lo = (_bfloat16(pages["params"][layer, page, head, side, slot]) for side in range(2))
+    return lo[:, None] + scale[:, None] * codes.astype(jnp.float32)
+
+
+def _bfloat16(words):
+    """The numbers of these words, in float32."""
+    return lax.bitcast_convert_type(words.astype(jnp.uint32) << 16, jnp.float32)
 
 
 def _mean(operands: dict, layer, head, token, channel):

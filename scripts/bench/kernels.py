@@ -25,12 +25,12 @@ from jkvq.attention.step_plan import first_seen
 from jkvq.bench.shapes import made_up
 from jkvq.bench.steps import stream_bandwidth
 from jkvq.cache.basis import make_basis
+from jkvq.cache.exact_pages import window_codec
 from jkvq.cache.layout import abstract_groups, pages_in_turn, pages_of_window
 from jkvq.cache.shape import CacheShape
 from jkvq.cache.specs.spec import CacheSpec
 from jkvq.cache.specs.spec_text import parse_spec
 from jkvq.pallas_kernels.decode import decode, plan_decode
-from jkvq.pallas_kernels.formats.codecs import FloatCodec
 from jkvq.pallas_kernels.formats.packed import Packed
 from jkvq.pallas_kernels.prefill import prefix_attention
 from jkvq.pallas_kernels.settings import write_settings
@@ -80,7 +80,6 @@ WORKLOADS = {
 }
 CACHES = "bf16,int8,int4,int3,int2,saw-int4,oscar-int2,jkvq-int2,jkvq-int4,tq-k3v3,blockgtq-k3v3"
 WRITES = "bf16,int4,saw-int4,oscar-int2,jkvq-int2,jkvq-int4"
-EXACT = FloatCodec(jnp.float16)
 CALLS = 10  # that are compiled, one after the other
 REPEATS, SECONDS = 5, 0.2  # of a chain, at least: short ones need more repeats to find their least
 
@@ -159,8 +158,7 @@ class Sequences:
         self.windows = None
         if group.exact is not None:
             self.windows = tuple(
-                random_pages(Packed(x), jax.random.key(2))
-                for x in (group.exact.key, group.exact.value)
+                random_pages(x, jax.random.key(2)) for x in (group.exact.key, group.exact.value)
             )
 
     @property
@@ -175,12 +173,13 @@ class Sequences:
 
     @property
     def nbytes(self) -> int:
-        """Of the pages of packed tokens and the tokens in 16 bits that are seen."""
+        """Of the pages of packed tokens and the tokens in windows that are seen."""
         spec, (first, first_exact) = self.spec, self.seen
         arrays, exact = jax.tree.leaves((self.keys, self.values)), spec.sink + spec.recent
         per_page = sum(x.nbytes // x.shape[1] for x in arrays)
         pages = -(-(self.lengths - exact) // spec.page) - first // spec.page
-        per_token = 4 * self.keys.kv_heads * self.channels
+        windows = jax.tree.leaves(self.windows)
+        per_token = sum(x.nbytes // (x.shape[1] * spec.page) for x in windows)
         return int(pages.sum()) * per_page + int((exact - first_exact).sum()) * per_token
 
 
@@ -219,9 +218,11 @@ def time_decode(
     first, first_exact = data.seen
     plan = make_plan(data.lengths - exact, first, data.table, data.codecs, settings)
     window_plan, table = None, data.table
+    of_key, of_value = map(window_codec, spec.window_sides)
+    held = of_key, of_value
     if data.windows is not None:
         table = jnp.asarray(pages_in_turn(spec, B, spec.exact_pages))
-        exact_plan = np.full(B, exact), first_exact, table, (EXACT, EXACT)
+        exact_plan = np.full(B, exact), first_exact, table, held
         window_plan = make_plan(*exact_plan, window_settings)
     key, columns = data.basis.key, data.table.shape[1]
     # The pages of packed tokens and those of the windows, which each sequence has elsewhere
@@ -242,9 +243,7 @@ def time_decode(
             window_shift = Shift(queries, angles.turns, slot_page)
         spans = [Span(keys, values, data.codecs, block_table, plan, shift)]
         if windows is not None:
-            spans.append(
-                Span(windows[0], windows[1], (EXACT, EXACT), table, window_plan, window_shift)
-            )
+            spans.append(Span(windows[0], windows[1], held, table, window_plan, window_shift))
         parts = decode(q, spans, 0, scale=C**-0.5, together=together)
         out, _ = merge_partials(parts, q.shape[1])
         return q + (out * 1e-30).astype(q.dtype)

@@ -42,7 +42,15 @@ def test_footprint_counts_the_sequences_that_fit(name):
         assert size(memory).fits == fits
 
 
-@pytest.mark.parametrize("name", ["bf16", "int4,sink=5,recent=9,page=8", "int4,exact_layers=1"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "bf16",
+        "int4,sink=5,recent=9,page=8",
+        "int4,recent=9,page=8,window_bits=8",
+        "int4,exact_layers=1",
+    ],
+)
 def test_footprint_counts_the_tokens_that_fit(name):
     """One more token would not fit, and the longest sequence is what a pool of its size holds."""
     spec, shape = parse_spec(name), CacheShape.of(CONFIG)

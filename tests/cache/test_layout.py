@@ -75,7 +75,7 @@ def test_pages_for_rounds_up():
 
 
 @pytest.mark.parametrize(
-    "name", ["int2,page=8,sink=4,recent=10", "jkvq-int4", "oscar-int2,page=16"]
+    "name", ["int2,page=8,sink=4,recent=10", "jkvq-int4", "oscar-int2,page=16,window_bits=8"]
 )
 def test_16_bit_pages_that_are_in_use_at_once_are_different_ones(name):
     spec = parse_spec(name)

@@ -306,10 +306,11 @@ def test_smollm2_answers_in_chat(smollm2):
 
 
 @pytest.mark.parametrize("kernels", ["interpret", pytest.param("pallas", marks=pytest.mark.gpu)])
-def test_generate_through_the_kernels_gives_the_reference_tokens(kernels):
+@pytest.mark.parametrize("window_bits", [16, 8])
+def test_generate_through_the_kernels_gives_the_reference_tokens(kernels, window_bits):
     """A prompt longer than its windows, so that pages are packed as it goes."""
     wide = dataclasses.replace(CONFIG, layers=1, head_dim=64, rope_divisors=(1.0,) * 32)
-    llm = tiny_llm("saw-int4,sink=4,recent=8,page=16", config=wide)
+    llm = tiny_llm(f"saw-int4,sink=4,recent=8,page=16,window_bits={window_bits}", config=wide)
     prompts = ["A prompt that is longer than both windows of the cache.", "Short"]
     texts = [
         [

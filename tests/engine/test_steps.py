@@ -89,7 +89,8 @@ def _check_copies(step: str, llm: LLM, stored: KVCache, in_place: str):
     assert _temporary_bytes(compiled) < stored.groups[0].key.codes.nbytes / 2
 
 
-CACHES = ["f32", "bf16", "int3", "tq-k3v3", "quarot-int2,sink=4,recent=16"]
+WINDOWED = "quarot-int2,sink=4,recent=16"
+CACHES = ["f32", "bf16", "int3", "tq-k3v3", WINDOWED, f"{WINDOWED},window_bits=8"]
 
 
 @pytest.mark.parametrize("cache", [f"{name},page=8" for name in CACHES])
@@ -106,6 +107,7 @@ def test_compiled_step_makes_no_copy_of_the_cache(step, cache):
         ("prefill", "quarot-int2,sink=16,recent=32"),
         ("all", "saw-int4"),
         ("all", "quarot-int2,sink=16,recent=32"),
+        ("all", "quarot-int2,sink=16,recent=32,window_bits=8"),
     ],
 )
 def test_compiled_step_makes_no_copy_of_the_cache_on_a_gpu(step, cache):

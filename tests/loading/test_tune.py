@@ -19,6 +19,7 @@ from jkvq.support.progress import count_bar
 from tests.tiny import biased_model
 
 TEXT = Corpus("letters", "".join(map(chr, np.random.default_rng(0).integers(97, 123, 3000))))
+SMALL = widths.Window(64, 64, 16)
 HOW = {"text": TEXT, "window": 256, "context": 1024}
 
 
@@ -32,7 +33,7 @@ def few_programs():
     """Two widths and one window; layers' losses are measured once."""
     with pytest.MonkeyPatch.context() as patch:
         for module in (widths, tuning):
-            patch.setattr(module, "WINDOWS", ((64, 64),))
+            patch.setattr(module, "WINDOWS", (SMALL,))
         patch.setattr(widths, "KEYS", widths.KEYS[::2])
         patch.setattr(widths, "VALUES", widths.VALUES[::2])
         coded = itertools.starmap(widths.Pair, itertools.product(range(2), repeat=2))
@@ -65,7 +66,7 @@ def batches(model, window):
 
 def layers_alone(how: tuple[Any, Any, Any], windows, read):
     """The KL of one layer at a time."""
-    options = widths.side_options(*windows)
+    options = widths.side_options(windows)
     with count_bar("", 2 * len(read) * len(options)) as bar:
         return sensitivity.sensitivities(*how, options, read, bar)
 
@@ -123,8 +124,8 @@ def test_memory_is_kept(model, calibration, tmp_path):
 def test_losses_of_layers_add_up_to_about_the_kl(model, calibration):
     """Of those that were measured one by one, against all of them together over pages."""
     how = model.config, model.params, jkvq.load_artefact(calibration).calibration
-    losses = layers_alone(how, (64, 64), batches(model, 256))
-    every = choose.candidates({(64, 64): losses}, model.config.head_dim)
+    losses = layers_alone(how, SMALL, batches(model, 256))
+    every = choose.candidates({SMALL: losses}, model.config.head_dim)
     narrow = every[-1]
     assert narrow.spec == jkvq.parse_spec("jkvq-int2,recent=64")
     llm = jkvq.with_cache(model, narrow.spec, calibration)
@@ -140,7 +141,7 @@ def test_losses_of_layers_add_up_to_about_the_kl(model, calibration):
 def test_windows_take_off_as_much_as_measured_layer_by_layer(model, calibration, monkeypatch):
     for side in ("KEYS", "VALUES"):  # the narrowest is what is looked at
         monkeypatch.setattr(widths, side, getattr(widths, side)[:1])
-    config, small, wide = model.config, (64, 64), (64, 128)
+    config, small, wide = model.config, SMALL, widths.Window(64, 128, 8)
     how = config, model.params, jkvq.load_artefact(calibration).calibration
     read = batches(model, 512)
     losses, expected = (layers_alone(how, windows, read) for windows in (small, wide))
@@ -154,7 +155,8 @@ def test_windows_take_off_as_much_as_measured_layer_by_layer(model, calibration,
 
 
 def test_text_windows_decide_which_windows_are_looked_at(monkeypatch):
-    monkeypatch.setattr(tuning, "WINDOWS", ((64, 64), (64, 256), (64, 832)))
+    every = tuple(widths.Window(64, recent, 8) for recent in (64, 256, 832))
+    monkeypatch.setattr(tuning, "WINDOWS", every)
     found = {window: len(tuning._usable(window)) for window in (128, 256, 1024, 2048)}
     assert found == {128: 1, 256: 1, 1024: 2, 2048: 3}
 

@@ -102,6 +102,7 @@ class SideSpec:
 
 
 EXACT = SideSpec(bits=16, codec="float")
+_WINDOW_BITS = (8, 16)
 
 
 @dataclass(frozen=True)
@@ -120,6 +121,8 @@ class CacheSpec(PageRule):
     sink, recent: how many of a sequence's first and latest tokens stay in 16 bits (its windows);
         rounded up to whole pages. Tokens between them are packed, stored as codes, a whole page at
         a time: up to a page less one token more than ``recent`` stay in 16 bits.
+    window_bits: 16, or 8: windows then hold affine codes of that width, in half the memory. Where
+        pages hold floats, windows do as well.
     page: tokens per page, a power of two. Pages are the unit in which memory is handed out.
     exact_layers: layers whose keys and values all stay in 16 bits.
     other_layers: layers with codes of their own; windows and pages are those of all.
@@ -129,6 +132,7 @@ class CacheSpec(PageRule):
     value: SideSpec
     sink: int = 0
     recent: int = 0
+    window_bits: int = 16
     page: int = 64
     exact_layers: tuple[int, ...] = ()
     other_layers: tuple[OtherLayers, ...] = ()
@@ -142,6 +146,14 @@ class CacheSpec(PageRule):
             raise UserError(f"sink={self.sink}, recent={self.recent}: both 0, or recent at least 1")
         for name in ("sink", "recent"):
             object.__setattr__(self, name, in_whole_pages(getattr(self, name), self.page))
+        if self.window_bits not in _WINDOW_BITS:
+            raise UserError(f"window_bits={self.window_bits}: allowed: 8, 16")
+        codes = any(side.codec != "float" for side in self.sides)
+        if self.window_bits < 16 and not (codes and self.windowed):
+            raise UserError(
+                f"window_bits={self.window_bits}: only of windows (recent=64, say) behind which "
+                "tokens are stored as codes"
+            )
         for value in (self.value, *(other.value for other in self.other_layers)):
             if value.allocation == "blocks":
                 raise UserError("value.allocation=blocks: only keys have rotary blocks")
@@ -165,6 +177,17 @@ class CacheSpec(PageRule):
         """How keys and values are stored in layers that are not exact, each way once."""
         both = ((own.key, own.value) for own in (self, *self.other_layers))
         return tuple(dict.fromkeys(side for sides in both for side in sides))
+
+    @property
+    def window_sides(self) -> tuple[SideSpec, SideSpec]:
+        """How windows hold keys and values."""
+
+        def held(side: SideSpec) -> SideSpec:
+            if side.codec == "float":
+                return side
+            return EXACT if self.window_bits == 16 else SideSpec(self.window_bits)
+
+        return held(self.key), held(self.value)
 
     def check(self, layers: int, head_dim: int, context: int, latent: int | None = None) -> None:
         """Refuses a spec that a model of these sizes cannot have; ``latent`` as in `CacheShape`."""

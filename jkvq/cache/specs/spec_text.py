@@ -52,6 +52,7 @@ _CACHE_FIELDS = {
     "page": _Field(int, _NUMBER),
     "sink": _Field(int, _NUMBER),
     "recent": _Field(int, _NUMBER),
+    "window_bits": _Field(int, "8 or 16"),
     "exact_layers": _Field(_layers, "numbers of layers, such as 0+1 or 0+4-7"),
 }
 _SIDE_FIELDS = {

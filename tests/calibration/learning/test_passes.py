@@ -1,3 +1,5 @@
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -26,14 +28,17 @@ def start(tmp_path_factory) -> tuple[Network, dict[str, Start], jkvq.Artefact]:
     return network, starting_from(made.calibration, spec, own.config.layers), made
 
 
-def test_the_kl_is_that_of_the_cache(start):
+@pytest.mark.parametrize("window_bits", [16, 8])
+def test_the_kl_is_that_of_the_cache(start, window_bits):
     """That of the model over its pages, and near the end of the context."""
     network, sides, made = start
+    spec = dataclasses.replace(network.spec, window_bits=window_bits)
+    network = dataclasses.replace(network, spec=spec)
     own, tokens = model(), model().tokenizer.encode(TEXT.text)[:T]
     layers = turned_layers(sides, unchanged(sides))
     exact, coded = (
         Cached(jkvq.with_cache(own, "f32,page=16")),
-        Cached(jkvq.with_cache(own, CACHE, made.calibration)),
+        Cached(jkvq.with_cache(own, spec, made.calibration)),
     )
     read = T - first_that_reads_coded(network.spec, T)
     for first in (0, 912):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from jkvq.calibration.tuning.knapsack import frontier
-from jkvq.calibration.tuning.widths import MOST_KINDS, Pair, cache_of, choices
+from jkvq.calibration.tuning.widths import MOST_KINDS, Pair, Window, cache_of, choices
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -57,7 +57,7 @@ def _loss(losses: np.ndarray, pairs) -> float:
 
 def test_a_cache_has_the_widths_that_were_chosen():
     pairs = (Pair(2, 1), Pair(0, 0), Pair(None, None), Pair(0, 0), Pair(2, 1), Pair(0, 0))
-    spec = cache_of(pairs, 64, 64)
+    spec = cache_of(pairs, Window(64, 64, 16))
     widths = [(own.key.bits, own.value.bits) for own in map(spec.of_layer, range(6))]
     assert widths == [(4, 3), (2, 2), (16, 16), (2, 2), (4, 3), (2, 2)]
     assert (spec.sink, spec.recent, spec.exact_layers) == (64, 64, (2,))

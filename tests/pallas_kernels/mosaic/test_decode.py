@@ -45,6 +45,8 @@ WITH_WINDOWS = [
     ("int4", "bf16", 8, 4, 128, 64),
     ("int2", "bf16", 2, 6, 64, 16),  # windows in fewer warpgroups
     ("int2", "bf16", 4, 8, 256, 64),
+    ("int2", "int8", 8, 4, 128, 64),
+    ("jkvq-int2,sink=0,recent=0", "int8", 2, 6, 128, 64),
 ]
 
 
@@ -70,7 +72,7 @@ def test_the_kernel_is_made_for_a_gpu_anywhere(cache, heads, group, channels, pa
     assert reads(stored.codecs, Heads(heads, group, channels), page)
     q = jnp.zeros((1, heads * group, channels), jnp.bfloat16)
     shift = Shift(jnp.zeros(q.shape), jnp.zeros((3, channels), jnp.float16), first=1)
-    if cache == "bf16":  # as windows have it
+    if cache in ("bf16", "int8"):  # as windows have it
         shift = Shift(shift.queries, shift.turns, jnp.zeros((1, 2 * page), jnp.int32))
 
     def run(q, table, length, shift, first):

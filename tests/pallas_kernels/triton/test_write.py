@@ -13,7 +13,7 @@ from jkvq.cache.shape import CacheShape
 from jkvq.cache.specs.presets import PRESETS
 from jkvq.cache.specs.spec import CALIBRATED_ROTATIONS
 from jkvq.cache.specs.spec_text import parse_spec
-from jkvq.pallas_kernels.formats.codecs import FloatCodec
+from jkvq.pallas_kernels.formats.codecs import AffineCodec, FloatCodec
 from jkvq.pallas_kernels.formats.packed import Packed
 from jkvq.pallas_kernels.reference.scatter import scatter
 from jkvq.pallas_kernels.triton.write import writable, write
@@ -244,20 +244,29 @@ def test_heads_are_summed_normed_and_turned_in_the_same_launch(
         assert (np.abs(found - plain) <= 2**-7 * np.abs(plain) + 1e-6).all()  # its last place
 
 
+@pytest.mark.parametrize("held", [FloatCodec(jnp.float16), AffineCodec(8, None, "min-max")])
 @pytest.mark.parametrize("cache", ["int4", "jkvq-int2"])
-def test_tokens_move_from_pages_of_floats(cache):
+def test_tokens_move_from_pages(cache, held):
     tokens = Tokens(cache, 64)
     rng = np.random.default_rng(1)
     place = rng.choice(np.arange(5 * PAGE), 33, replace=False).reshape(3, 11)
     at = jnp.asarray(place // PAGE), jnp.asarray(place % PAGE)
-    sides = []
+    sides, expected = [], []
     for side, x in zip(tokens.sides(), tokens.entered(), strict=True):
-        floats = Packed(jnp.full((2, 5, 2, PAGE, 64), 0xFFFF, jnp.uint16))
-        floats = scatter(floats, FloatCodec(jnp.float16).encode(x), LAYER, *at)
-        sides.append(WriteSide(side.pages, InPages(floats.codes, *at), side.codec))
+        new = held.encode(x)
+        words, numbers = new.codes.shape[-1], new.params is not None
+        pages = Packed(
+            jnp.full((2, 5, 2, PAGE, words), 0xFFFF, jnp.uint16),
+            jnp.full((2, 5, 2, 2, PAGE), 0xFFFF, jnp.uint16) if numbers else None,
+        )
+        pages = scatter(pages, new, LAYER, *at)
+        sides.append(WriteSide(side.pages, InPages(pages, held, *at), side.codec))
+        coded = jax.jit(side.codec.encode)(held.decode(new, jnp.ones(x.shape[:2], bool)))
+        to = jax.tree.map(jnp.asarray, side.pages)
+        expected.append(scatter(to, coded, LAYER, tokens.page, tokens.slot))
     how = LAYER, tokens.page, tokens.slot
     found = write(sides[0], sides[1], *how, settings=WriteSettings(16, 2), interpret=True)[:2]
-    tokens.assert_stored(found, tokens.expected())
+    tokens.assert_stored(found, expected)
 
 
 def test_blocks_without_a_real_token_are_left_out():
