@@ -1,4 +1,8 @@
-"""What each layer's codes cost: the KL of the next tokens with that layer coded alone."""
+"""What each layer's codes cost: the KL of the next tokens with that layer coded alone.
+
+That is measured of the narrowest codes. What wider ones take off, and what other windows do, is
+measured for all layers at once, of keys and of values.
+"""
 
 from collections.abc import Mapping, Sequence
 
@@ -10,7 +14,7 @@ from jkvq.cache.specs.spec import CacheSpec
 from jkvq.calibration.learning.learn import turned_layers
 from jkvq.calibration.learning.parameters import starting_from, unchanged
 from jkvq.calibration.learning.passes import Layers, Network, Windows
-from jkvq.calibration.tuning.widths import Window, narrowest, scaled
+from jkvq.calibration.tuning.widths import Window, by_side, narrowest, side_options
 from jkvq.models.config import ModelConfig
 from jkvq.models.decoder import Params
 from jkvq.support.progress import Bar
@@ -43,28 +47,35 @@ def sensitivities(
     return total / len(read)
 
 
-def behind_windows(
+def losses_of_options(
     config: ModelConfig,
     params: Params,
     calibration: Calibration,
-    losses: Float[np.ndarray, "n L"],
+    narrow: Float[np.ndarray, "2 L"],
     at: Window,
     others: Sequence[Window],
     read: Sequence[Windows],
+    bar: Bar,
 ) -> Mapping[Window, Float[np.ndarray, "n L"]]:
-    """Losses of layers as measured behind a cache's window ``at``, for other windows.
+    """Losses of layers for all ``side_options``, behind each window.
 
-    What windows take off is measured for all layers at once, of keys and of values.
+    ``narrow`` are those of the narrowest keys and of the narrowest values, behind the window
+    ``at``.
     """
 
-    def sides(window: Window) -> Float[np.ndarray, " 2"]:
-        both = narrowest(window)
-        return np.array([measured(config, params, calibration, spec, read) for spec in both])
+    def together(spec: CacheSpec) -> float:
+        bar.advance(1)
+        return measured(config, params, calibration, spec, read)
 
-    known = sides(at)
-    return {at: losses} | {
-        window: scaled(losses, *(sides(window) / known)) for window in others if window != at
-    }
+    widths = {spec: together(spec) for spec in side_options(at)}
+    known = np.array([widths[spec] for spec in narrowest(at)])
+    found = (list(widths.values()) / by_side(*known))[:, None] * by_side(*narrow)
+    losses = {at: found}
+    for window in others:
+        if window != at:
+            ratio = np.array([together(spec) for spec in narrowest(window)]) / known
+            losses[window] = by_side(*ratio)[:, None] * found
+    return losses
 
 
 def measured(

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float
+from numpy.typing import ArrayLike
 
 from jkvq.cache.specs.presets import PRESETS
 from jkvq.cache.specs.spec import EXACT, CacheSpec, OtherLayers, SideSpec
@@ -57,9 +58,10 @@ def narrowest(window: Window) -> tuple[CacheSpec, CacheSpec]:
     return options[0], options[len(KEYS)]
 
 
-def scaled(losses: Float[np.ndarray, "n L"], key: float, value: float) -> Float[np.ndarray, "n L"]:
-    """Losses of ``side_options`` where those of keys and of values are so many times as large."""
-    return losses * np.repeat([key, value], [len(KEYS), len(VALUES)])[:, None]
+def by_side(key: ArrayLike, value: ArrayLike) -> np.ndarray:
+    """What keys have for each of ``side_options`` with coded keys, then what values have."""
+    both = np.stack([key, value])
+    return np.repeat(both, [len(KEYS), len(VALUES)], axis=0)
 
 
 def choices(

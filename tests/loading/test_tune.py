@@ -138,18 +138,22 @@ def test_losses_of_layers_add_up_to_about_the_kl(model, calibration):
 
 
 @pytest.mark.slow
-def test_windows_take_off_as_much_as_measured_layer_by_layer(model, calibration, monkeypatch):
-    for side in ("KEYS", "VALUES"):  # the narrowest is what is looked at
-        monkeypatch.setattr(widths, side, getattr(widths, side)[:1])
+def test_wider_codes_and_windows_take_off_as_much_as_measured_layer_by_layer(model, calibration):
     config, small, wide = model.config, SMALL, widths.Window(64, 128, 8)
     how = config, model.params, jkvq.load_artefact(calibration).calibration
     read = batches(model, 512)
-    losses, expected = (layers_alone(how, windows, read) for windows in (small, wide))
-    found = sensitivity.behind_windows(*how, losses, small, (small, wide), read)
+    at_small, at_wide = (layers_alone(how, window, read) for window in (small, wide))
+    narrow = [0, len(widths.KEYS)]  # of keys, of values
+    with count_bar("", 8) as bar:
+        found = sensitivity.losses_of_options(
+            *how, at_small[narrow], small, (small, wide), read, bar
+        )
     assert list(found) == [small, wide]
-    np.testing.assert_array_equal(found[small], losses)
-    for narrow in (0, len(widths.KEYS)):  # of keys, of values
-        before, now, told = (x[narrow].sum() for x in (losses, expected, found[wide]))
+    np.testing.assert_allclose(found[small][narrow], at_small[narrow])
+    for told, now in zip(found[small], at_small, strict=True):
+        assert abs(told.sum() - now.sum()) < 0.2 * now.sum()
+    for option in narrow:
+        before, now, told = (x[option].sum() for x in (at_small, at_wide, found[wide]))
         assert abs(told - now) < 0.2 * now
         assert abs(told - now) < 0.5 * abs(before - now)  # much nearer than what it was made from
 
