@@ -1,7 +1,7 @@
 """What each layer's codes cost: the KL of the next tokens with that layer coded alone.
 
-That is measured of the narrowest codes. What wider ones take off, and what other windows do, is
-measured for all layers at once, of keys and of values.
+That is measured of the narrowest codes of each kind. What wider ones take off, and what other
+windows do, is measured for all layers at once, of keys and of values.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,13 @@ from jkvq.cache.specs.spec import CacheSpec
 from jkvq.calibration.learning.learn import turned_layers
 from jkvq.calibration.learning.parameters import starting_from, unchanged
 from jkvq.calibration.learning.passes import Layers, Network, Windows
-from jkvq.calibration.tuning.widths import Window, by_side, narrowest, side_options
+from jkvq.calibration.tuning.widths import (
+    Window,
+    by_side,
+    narrowest,
+    narrowest_alike,
+    side_options,
+)
 from jkvq.models.config import ModelConfig
 from jkvq.models.decoder import Params
 from jkvq.support.progress import Bar
@@ -51,7 +57,7 @@ def losses_of_options(
     config: ModelConfig,
     params: Params,
     calibration: Calibration,
-    narrow: Float[np.ndarray, "2 L"],
+    alone: Mapping[CacheSpec, Float[np.ndarray, " L"]],
     at: Window,
     others: Sequence[Window],
     read: Sequence[Windows],
@@ -59,17 +65,23 @@ def losses_of_options(
 ) -> Mapping[Window, Float[np.ndarray, "n L"]]:
     """Losses of layers for all ``side_options``, behind each window.
 
-    ``narrow`` are those of the narrowest keys and of the narrowest values, behind the window
-    ``at``.
+    ``alone`` are those of layers coded alone, behind the window ``at``, for the narrowest options
+    of each kind.
     """
 
     def together(spec: CacheSpec) -> float:
         bar.advance(1)
         return measured(config, params, calibration, spec, read)
 
-    widths = {spec: together(spec) for spec in side_options(at)}
-    known = np.array([widths[spec] for spec in narrowest(at)])
-    found = (list(widths.values()) / by_side(*known))[:, None] * by_side(*narrow)
+    options = side_options(at)
+    totals = {spec: together(spec) for spec in options}
+    found = np.stack(
+        [
+            totals[spec] / totals[alike] * alone[alike]
+            for spec, alike in zip(options, narrowest_alike(options), strict=True)
+        ]
+    )
+    known = np.array([totals[spec] for spec in narrowest(at)])
     losses = {at: found}
     for window in others:
         if window != at:

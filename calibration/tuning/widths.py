@@ -52,6 +52,15 @@ def side_options(window: Window) -> list[CacheSpec]:
     return [CacheSpec(*sides, **window._asdict()) for sides in alone]
 
 
+def narrowest_alike(options: Sequence[CacheSpec]) -> list[CacheSpec]:
+    """For each of ``side_options`` the narrowest of its kind: keys with as many digits, or values.
+
+    What a wider code of one kind takes off is about the same in all layers.
+    """
+    first: dict[tuple, CacheSpec] = {}
+    return [first.setdefault((each.key.codec, each.key.digits), each) for each in options]
+
+
 def narrowest(window: Window) -> tuple[CacheSpec, CacheSpec]:
     """Caches with keys alone in the fewest bits, and with values alone."""
     options = side_options(window)

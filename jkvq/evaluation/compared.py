@@ -11,7 +11,7 @@ from jkvq.cache.specs.spec_text import parse_spec
 from jkvq.evaluation.baselines import BASELINES
 from jkvq.support.errors import UserError
 
-Windows = tuple[int, int]  # tokens in 16 bits at the beginning and at the end of a sequence
+Windows = tuple[int, int]  # tokens at the beginning and at the end of a sequence
 _WINDOWS, _CALIBRATION = ("sink=", "recent="), "calibration="
 
 
@@ -48,11 +48,17 @@ def in_windows(names: Iterable[str], windows: Sequence[Windows]) -> list[str]:
         found.append(name)
         if cache_of(name) in BASELINES or not _codes(cache_of(name)):
             continue
-        cache, *overrides = method_of(name).split(",")
-        for sink, recent in windows:
-            if windows_of(name) != (sink, recent):
-                found.append(",".join([cache, f"sink={sink}", f"recent={recent}", *overrides]))
+        found += [_in_window(name, own) for own in windows if windows_of(name) != own]
     return list(dict.fromkeys(found))
+
+
+def _in_window(name: str, windows: Windows) -> str:
+    """A cache with other windows, which it holds in as many bits as its own."""
+    cache, *overrides = method_of(name).split(",")
+    if not sum(windows) and parse_spec(cache_of(name)).window_bits < 16:  # of no windows
+        overrides = [each for each in overrides if not each.startswith("window_bits=")]
+        overrides.append("window_bits=16")
+    return ",".join([cache, f"sink={windows[0]}", f"recent={windows[1]}", *overrides])
 
 
 def read_windows(text: str) -> list[Windows]:

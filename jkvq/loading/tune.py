@@ -22,7 +22,7 @@ from jkvq.calibration.learning.passes import first_that_reads_coded
 from jkvq.calibration.learning.text import Text, cut
 from jkvq.calibration.tuning.choose import Candidate, candidates, fewest_bits, least_loss
 from jkvq.calibration.tuning.sensitivity import losses_of_options, measured, sensitivities
-from jkvq.calibration.tuning.widths import WINDOWS, Window, narrowest, side_options
+from jkvq.calibration.tuning.widths import WINDOWS, Window, narrowest_alike, side_options
 from jkvq.evaluation.corpus import leading_tokens, text_tokens
 from jkvq.llm import require_same_weights
 from jkvq.loading.calibrate import Corpus, calibrate, read_corpus
@@ -141,10 +141,11 @@ def _target(config: ModelConfig, bits, max_kl, memory, context, batch) -> Target
 def _windows(model: Model, ids: list[int], window: int, target: Target) -> Text:
     """The windows of a text; refuses one that is too short, and hours on a CPU."""
     usable = _usable(window)
-    narrow, every = narrowest(usable[0]), side_options(usable[0])
+    every = side_options(usable[0])
+    narrow = set(narrowest_alike(every))
     leading = len(leading_tokens(model.tokenizer))
     how = {"window": window, "context": target.context, "leading": leading}
-    text = cut(ids, narrow[0], batch=_BATCH, seed=0, **how)
+    text = cut(ids, every[0], batch=_BATCH, seed=0, **how)
     passes = len(narrow) * model.config.layers / 2 + 2 * (len(every) + 2 * len(usable))
     each = passes * _READ * _BATCH * operations(model.config, window)
     require_time("measuring what every layer costs", each, "a shorter window")
@@ -180,12 +181,12 @@ def _chosen(
     read = [text.batch_of(step) for step in range(_READ)]
     usable = _usable(text.windows.shape[1])
     at = min(usable, key=lambda window: abs(window.recent - PRESETS["jkvq-int2"].spec.recent))
-    options = narrowest(at)
+    options = list(dict.fromkeys(narrowest_alike(side_options(at))))
     with count_bar("Coding one layer at a time", len(read) * config.layers * len(options)) as bar:
-        narrow = sensitivities(*how, options, read, bar)
+        alone = dict(zip(options, sensitivities(*how, options, read, bar), strict=True))
     count = len(side_options(at)) + 2 * (len(usable) - 1)
     with count_bar("Measuring widths and windows", count) as bar:
-        losses = losses_of_options(*how, narrow, at, usable, read, bar)
+        losses = losses_of_options(*how, alone, at, usable, read, bar)
     every = candidates(losses, config.head_dim)
 
     def bits(spec: CacheSpec) -> float:

@@ -43,6 +43,17 @@ def test_each_cache_is_there_as_it_is_and_in_every_pair_of_windows():
         "saw-int4,sink=64,recent=64",
         "saw-int4,sink=0,recent=0",
     ]
+    # Windows of 8 bits stay so, where there are any.
+    found = in_windows(["jkvq-int2-w8", "int2,recent=64,window_bits=8"], [(0, 0), (64, 64)])
+    assert found == [
+        "jkvq-int2-w8",
+        "jkvq-int2-w8,sink=0,recent=0,window_bits=16",
+        "jkvq-int2-w8,sink=64,recent=64",
+        "int2,recent=64,window_bits=8",
+        "int2,sink=0,recent=0,window_bits=16",
+        "int2,sink=64,recent=64,window_bits=8",
+    ]
+    assert all(map(jkvq.parse_spec, found))
 
 
 @pytest.mark.parametrize("text", ["64", "a+b", "64+64+64", ""])

@@ -90,6 +90,10 @@ def _jkvq() -> _Named:
             key, more = dataclasses.replace(value, digits=(2, 1, 1, 0)), ", unequal key widths"
         spec = CacheSpec(key, value, sink=64, recent=64 if bits == 4 else 256)
         yield f"jkvq-int{bits}", Preset(spec, about + more)
+        if bits == 2:
+            wide = dataclasses.replace(spec, recent=704, window_bits=8)
+            more = ": jkvq-int2 with wider windows in 8 bits, for the same bits"
+            yield "jkvq-int2-w8", Preset(wide, f"ours{more}")
 
 
 def _lloyd(key_bits: int, value_bits: int) -> tuple[SideSpec, SideSpec]:
