@@ -24,7 +24,7 @@ def explain(artefact: Artefact) -> list[str]:
         f"{manifest.corpus_sha256[:12]}) with "
         + ", ".join(f"{name} {number}" for name, number in manifest.versions.items())
         + ".",
-        f"Caches with 16-bit windows: made for the first {sink} and the {recent} most recent "
+        f"Caches with windows: made for the first {sink} and the {recent} most recent "
         f"tokens, and pages of {page}.",
         f"Serves {', '.join(serves)}." if serves else "Serves any cache with center=true.",
     ]

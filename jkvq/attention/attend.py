@@ -2,7 +2,7 @@
 
 What a query sees of the tokens before it is divided by one number, its *boundary*: packed tokens
 below it are read from pages; the sink, and packed-to-be tokens from it on, are read exactly, from
-16-bit pages or from the chunk itself.
+pages of windows or from the chunk itself.
 """
 
 import dataclasses

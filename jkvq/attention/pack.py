@@ -1,4 +1,4 @@
-"""Packing ahead of time: 16-bit pages whose tokens will leave the recent window soon.
+"""Packing ahead of time: pages of windows whose tokens will leave the recent window soon.
 
 A page is complete at least ``recent`` tokens before a query reads it packed, so that packing it
 needs no moment of its own: it is done between bursts of decode steps, for all layers at once. Until

@@ -73,7 +73,7 @@ def _packed(view: LayerView, q, plan: GroupPlan, means, storage: LayerGroup, *, 
 
 
 def _token_by_exact_pages(view: LayerView, q, k, v, plan: GroupPlan, means, *, scale: float):
-    """A new token of each sequence, stored, sees itself and others in 16-bit pages."""
+    """A new token of each sequence, stored, sees itself and others in pages of windows."""
     assert plan.exact is not None
     storage = dataclasses.replace(view.storage, exact=write_exact(view, k, v, plan.exact.new))
     exact = dataclasses.replace(view, storage=storage).exact_tokens(plan)
@@ -110,7 +110,7 @@ def _chunk(
     phase: Phase,
     scale: float,
 ):
-    """A chunk, stored, sees itself and what is in 16-bit pages."""
+    """A chunk, stored, sees itself and what is in pages of windows."""
     spec, parts, old = view.spec, [], view.exact_tokens(plan)
     if spec.windowed or phase == "prefill":
         position = jnp.where(chunk.real, chunk.position, -1)

@@ -65,7 +65,7 @@ class Targets:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class PackPlan:
-    """Tokens that are due to be packed: where they lie in 16-bit pages, and where they go."""
+    """Tokens that are due to be packed: where they lie in pages of windows, and where they go."""
 
     source: Targets
     to: Targets
@@ -74,7 +74,7 @@ class PackPlan:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class ExactPlan:
-    """Of the 16-bit pages of a group.
+    """Of the pages of windows of a group.
 
     What is read of them stands side by side: the pages of the sink, then those from the end of the
     packed tokens on. Decode reads the new token there too, a chunk only what was there before.
@@ -82,7 +82,7 @@ class ExactPlan:
     table: the pages that are read.
     count: tokens in them.
     position: of these tokens; negative where there is none.
-    new: where the chunk's tokens go, if they stay in 16 bits.
+    new: where the chunk's tokens go, if they stay in windows.
     angles: where the means of the tokens stand; None without means that turn.
     """
 
@@ -96,7 +96,7 @@ class ExactPlan:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class DecodeReads:
-    """Who reads what in the kernels' decode: of packed pages, and of 16-bit pages.
+    """Who reads what in the kernels' decode: of packed pages, and of pages of windows.
 
     number: of each slot of the latter, the page whose mean its token is stored without.
     """
@@ -295,7 +295,7 @@ def _plan_exact(spec: CacheSpec, key: SideBasis, chunk: Chunk, decodes: bool) ->
 def first_seen(
     spec: CacheSpec, oldest: Int[Array, " B"], packed: Int[Array, " B"]
 ) -> tuple[Int[Array, " B"], Int[Array, " B"]]:
-    """The first token seen of the packed ones of each sequence, and of those in 16 bits."""
+    """The first token seen of the packed ones of each sequence, and of those in windows."""
     exact = jnp.where(oldest < spec.sink, oldest, jnp.maximum(spec.sink, oldest - packed))
     return jnp.maximum(oldest - spec.sink, 0), exact
 

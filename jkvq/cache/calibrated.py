@@ -22,7 +22,7 @@ class SideCalibration:
     """What calibration found for one side, keys or values.
 
     all_tokens: for a cache that packs every token.
-    past_windows: for the tokens that a cache packs when they leave its 16-bit windows; parts that
+    past_windows: for the tokens that a cache packs when they leave its windows; parts that
         are None are as in ``all_tokens``.
     clip, centroids, widths: each is there if its method needs it.
     """

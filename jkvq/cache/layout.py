@@ -51,7 +51,7 @@ class Sequences:
     """Which sequences are in a step, and where their tokens are stored.
 
     Token i of sequence b lies in page ``block_table[b, i // p]``, slot ``i % p``, where it is
-    packed, and in page ``exact_table[b, i // p]``, the same slot, where it is in 16 bits. Which of
+    packed, and in page ``exact_table[b, i // p]``, the same slot, where it is in a window. Which of
     them it is follows from ``length`` (specs/page_rule.py); for a while it is both. Layers with a
     window have packed pages of their own, by ``local_table``.
     """
@@ -174,7 +174,7 @@ def _abstract(shape: tuple[int, ...], dtype) -> Any:
 
 
 def pages_of_window(spec: CacheSpec) -> int:
-    """16-bit pages that a sequence has at most while tokens are added; 0 without windows."""
+    """pages of windows that a sequence has at most while tokens are added; 0 without windows."""
     return spec.exact_pages - (-(_UNSEEN - 1) // spec.page) if spec.windowed else 0
 
 
@@ -211,7 +211,7 @@ def empty_cache(
 ) -> KVCache:
     """A cache of ``pages`` pages, the padding page among them, that stores nothing yet.
 
-    Every row has 16-bit pages of its own, which serve its recent tokens in turn. Layers with a
+    Every row has pages of windows of its own, which serve its recent tokens in turn. Layers with a
     window keep what they no longer see: their pages are those of the table too.
     """
     rows, columns = block_table.shape
@@ -223,7 +223,7 @@ def empty_cache(
 
 
 def pages_in_turn(spec: CacheSpec, rows: int, columns: int) -> Int[np.ndarray, "rows columns"]:
-    """A table of 16-bit pages: those of the sink, then the others of each row over and over."""
+    """A table of pages of windows: those of the sink, then the others of each row over and over."""
     own, number = pages_of_window(spec), np.arange(columns)
     behind = number - spec.sink_pages
     turn = np.where(behind < 0, number, spec.sink_pages + behind % (own - spec.sink_pages))

@@ -115,7 +115,7 @@ def _sizes(
     said = {
         f"weights, {dtype}": format_bytes(size.weights),
         "cache per packed token": f"{size.per_packed_token:,.0f} B",
-        "16-bit window per sequence": format_bytes(size.window),
+        "windows per sequence": format_bytes(size.window),
         f"cache per sequence of {context:,}": format_bytes(size.per_sequence),
         "bits per element of such a sequence": f"{size.bits_per_element:.2f}",
         f"cache of {batch:,} sequence(s)": format_bytes(size.cache),

@@ -125,7 +125,7 @@ def call_limits(llm: LLM, lengths: Sequence[int]) -> Limits:
 
 
 def _limits(llm: LLM, slots: int, pages: tuple[int, int, int], longest: int, rows: int) -> Limits:
-    """With so many packed pages, 16-bit pages, and pages of local layers."""
+    """With so many packed pages, pages of windows, and pages of local layers."""
     packed, exact, local = pages
     return Limits(
         slots=slots,

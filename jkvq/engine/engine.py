@@ -45,7 +45,7 @@ _LONG = {"cpu": 4, "gpu": 8}
 class Stats:
     """What an engine holds now, and what it has done since it was made.
 
-    pages, exact_pages, local_pages: in use and in all, of the packed pool, of the 16-bit pool and
+    pages, exact_pages, local_pages: in use and in all, of the packed pool, of that of windows and
         of that of layers with a window; stored prompts that nobody reads count as used.
     used_bytes: of the pages in use.
     bf16_bytes: what a cache of 16 bits would take for the tokens of these pages, at least.

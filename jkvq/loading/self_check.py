@@ -109,7 +109,7 @@ def _extent(spec: CacheSpec, context: int) -> tuple[int, int]:
 def _too_much(model: Model, cached: LLM, tokens: int) -> str | None:
     """Why a check would cost too much; None if it does not."""
     if tokens > _MOST:
-        return f"behind its 16-bit windows that takes {tokens:,} tokens; `jkvq eval ppl` does it"
+        return f"behind its windows that takes {tokens:,} tokens; `jkvq eval ppl` does it"
     free = free_bytes()
     caches = sum(
         stored_bytes(

@@ -32,7 +32,7 @@ class Limits:
 
     slots: sequences that run at once.
     pages, exact_pages, local_pages: of the pools, the page that takes padding among them: packed
-        pages, 16-bit pages, and packed pages of layers that see the latest tokens only.
+        pages, pages of windows, and packed pages of layers that see the latest tokens only.
     columns: of a block table: pages of the longest sequence.
     chunks: tokens of a prompt that are stored at once, the widths that there are programs for;
         prompts are cut at multiples of the largest.
@@ -69,7 +69,7 @@ class Chunk(NamedTuple):
     sequence: Sequence
     start: int
     end: int
-    tables: Int[np.ndarray, "3 M"]  # packed pages, 16-bit pages, packed pages of local layers
+    tables: Int[np.ndarray, "3 M"]  # packed pages, pages of windows, packed pages of local layers
 
     @property
     def last(self) -> bool:
@@ -111,7 +111,7 @@ class Scheduler:
         self.preempted = 0
 
     def _make_windows(self, local: int | None) -> list[Window]:
-        """16-bit pages, and those of local layers, where there are any."""
+        """pages of windows, and those of local layers, where there are any."""
         spec, found = self._spec, []
         if spec.windowed:
             sinks, last = spec.sink_pages, lambda tokens: -(-tokens // spec.page)

@@ -1,6 +1,6 @@
 """Pages that a sequence has for a while: those of its latest tokens, and maybe of its first ones.
 
-Two pools are of that kind: of 16-bit pages, and of pages of local layers, which see the latest
+Two pools are of that kind: of pages of windows, and of pages of local layers, which see the latest
 tokens only. A page goes back to its pool once no query to come reads it.
 """
 

@@ -101,7 +101,7 @@ def test_an_interruption_leaves_nothing(plain, kept, monkeypatch, capsys, error)
 def test_a_check_that_costs_too_much_is_left_out_with_a_line(plain, kept, monkeypatch, capsys):
     long = dataclasses.replace(plain, config=dataclasses.replace(plain.config, context=32768))
     assert check_cache(long, jkvq.with_cache(long, "int4,recent=4032"), None) is None
-    assert "int4,recent=4032 was not checked: behind its 16-bit" in capsys.readouterr().err
+    assert "int4,recent=4032 was not checked: behind its windows" in capsys.readouterr().err
     monkeypatch.setattr(CHECK, "free_bytes", lambda: 1000)
     assert check_cache(plain, jkvq.with_cache(plain, "int4"), None) is None
     assert "int4 was not checked: that takes" in capsys.readouterr().err

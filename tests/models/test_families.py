@@ -43,7 +43,7 @@ def test_logits_equal_transformers_when_decoded_token_by_token(pair):
     [
         "gemma3",  # a window of 18 tokens, of which the oldest are packed once it has left the sink
         pytest.param("gpt-oss", marks=pytest.mark.slow),  # of 11, and sinks that are no tokens
-        pytest.param("deepseek-v2-lite", marks=pytest.mark.slow),  # latents, in 16-bit pages too
+        pytest.param("deepseek-v2-lite", marks=pytest.mark.slow),  # latents, in windows too
     ],
 )
 def test_logits_equal_transformers_in_a_cache_with_windows(case, phase, tmp_path):

@@ -1,7 +1,7 @@
 """Which tokens of a sequence are packed, and in which pages.
 
 Page j of a sequence is its tokens j p to (j + 1) p - 1. The pages of the first ``sink`` tokens stay
-in 16 bits, and at least the ``recent`` latest tokens do. The pages between are packed, each when
+in windows, and at least the ``recent`` latest tokens do. The pages between are packed, each when
 the last of its tokens has left the recent window.
 """
 
@@ -25,7 +25,7 @@ class PageRule:
 
     @property
     def windowed(self) -> bool:
-        """Whether some tokens stay in 16 bits."""
+        """Whether some tokens stay in windows."""
         return self.recent > 0
 
     @property
@@ -34,7 +34,7 @@ class PageRule:
 
     @property
     def exact_pages(self) -> int:
-        """16-bit pages that a query reads: of the sink, recent, and the one that fills."""
+        """pages of windows that a query reads: of the sink, recent, and the one that fills."""
         return self.sink_pages + self.recent // self.page + 1 if self.windowed else 0
 
     def packed(self, length):
@@ -64,7 +64,7 @@ class PageRule:
 
 @dataclass(frozen=True)
 class Windows(PageRule):
-    """The 16-bit windows of a cache, and the pages that tokens are packed in when they leave."""
+    """The windows of a cache, and the pages that tokens are packed in when they leave."""
 
     sink: int
     recent: int

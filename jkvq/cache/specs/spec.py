@@ -118,9 +118,9 @@ class OtherLayers:
 class CacheSpec(PageRule):
     """How a KV cache is stored.
 
-    sink, recent: how many of a sequence's first and latest tokens stay in 16 bits (its windows);
+    sink, recent: how many of a sequence's first and latest tokens stay in its windows, in 16 bits;
         rounded up to whole pages. Tokens between them are packed, stored as codes, a whole page at
-        a time: up to a page less one token more than ``recent`` stay in 16 bits.
+        a time: up to a page less one token more than ``recent`` stay there.
     window_bits: 16, or 8: windows then hold affine codes of that width, in half the memory. Where
         pages hold floats, windows do as well.
     page: tokens per page, a power of two. Pages are the unit in which memory is handed out.

@@ -117,7 +117,7 @@ class Conversation:
                 rows.append(("tokens/s after that", f"{later / timings.decode:,.1f}"))
         rows += [
             ("pages in use", "{:,} of {:,}".format(*stats.pages)),
-            ("16-bit pages in use", "{:,} of {:,}".format(*stats.exact_pages)),
+            ("pages of windows in use", "{:,} of {:,}".format(*stats.exact_pages)),
         ]
         if stats.local_pages[1]:
             in_use = "{:,} of {:,}".format(*stats.local_pages)
