@@ -174,7 +174,7 @@ def _abstract(shape: tuple[int, ...], dtype) -> Any:
 
 
 def pages_of_window(spec: CacheSpec) -> int:
-    """pages of windows that a sequence has at most while tokens are added; 0 without windows."""
+    """Pages of windows that a sequence has at most while tokens are added; 0 without windows."""
     return spec.exact_pages - (-(_UNSEEN - 1) // spec.page) if spec.windowed else 0
 
 

@@ -111,7 +111,7 @@ class Scheduler:
         self.preempted = 0
 
     def _make_windows(self, local: int | None) -> list[Window]:
-        """pages of windows, and those of local layers, where there are any."""
+        """Pages of windows, and those of local layers, where there are any."""
         spec, found = self._spec, []
         if spec.windowed:
             sinks, last = spec.sink_pages, lambda tokens: -(-tokens // spec.page)

@@ -34,7 +34,7 @@ class PageRule:
 
     @property
     def exact_pages(self) -> int:
-        """pages of windows that a query reads: of the sink, recent, and the one that fills."""
+        """Pages of windows that a query reads: of the sink, recent, and the one that fills."""
         return self.sink_pages + self.recent // self.page + 1 if self.windowed else 0
 
     def packed(self, length):
