@@ -305,8 +305,13 @@ def test_smollm2_answers_in_chat(smollm2):
     assert by_text.prompt_tokens > len(smollm2.tokenizer.encode(question))
 
 
-@pytest.mark.parametrize("kernels", ["interpret", pytest.param("pallas", marks=pytest.mark.gpu)])
-@pytest.mark.parametrize("window_bits", [16, 8])
+@pytest.mark.parametrize(
+    ("kernels", "window_bits"),
+    [
+        ("interpret", 16),
+        *(pytest.param("pallas", bits, marks=pytest.mark.gpu) for bits in (16, 8)),
+    ],
+)
 def test_generate_through_the_kernels_gives_the_reference_tokens(kernels, window_bits):
     """A prompt longer than its windows, so that pages are packed as it goes."""
     wide = dataclasses.replace(CONFIG, layers=1, head_dim=64, rope_divisors=(1.0,) * 32)

@@ -89,8 +89,7 @@ def _check_copies(step: str, llm: LLM, stored: KVCache, in_place: str):
     assert _temporary_bytes(compiled) < stored.groups[0].key.codes.nbytes / 2
 
 
-WINDOWED = "quarot-int2,sink=4,recent=16"
-CACHES = ["f32", "bf16", "int3", "tq-k3v3", WINDOWED, f"{WINDOWED},window_bits=8"]
+CACHES = ["f32", "bf16", "int3", "tq-k3v3", "quarot-int2,sink=4,recent=16,window_bits=8"]
 
 
 @pytest.mark.parametrize("cache", [f"{name},page=8" for name in CACHES])
