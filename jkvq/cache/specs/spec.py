@@ -152,7 +152,7 @@ class CacheSpec(PageRule):
         if self.window_bits < 16 and not (codes and self.windowed):
             raise UserError(
                 f"window_bits={self.window_bits}: only of windows (recent=64, say) behind which "
-                "tokens are stored as codes"
+                "tokens are stored as codes; otherwise window_bits=16"
             )
         for value in (self.value, *(other.value for other in self.other_layers)):
             if value.allocation == "blocks":
