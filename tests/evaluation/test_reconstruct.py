@@ -22,7 +22,6 @@ from tests.tiny import CONFIG
 
 CACHES = [
     ("int4,page=8", 1),
-    ("jkvq-int2,sink=4,recent=16,page=8", 1),
     ("jkvq-int2,sink=4,recent=16,page=8,window_bits=8", 1),
     ("jkvq-int4,exact_layers=1", 1),
     ("jkvq-int2,recent=16,page=8,key.bits=4@1,key.digits=none@1,value.bits=3@1", 1),
