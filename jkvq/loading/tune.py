@@ -1,8 +1,10 @@
 """From a model and a target to a cache whose layers have widths of their own."""
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from jkvq.cache.footprint import bits_per_element, pool_bytes
 from jkvq.cache.shape import CacheShape
@@ -20,9 +22,16 @@ from jkvq.calibration.artefact import (
 from jkvq.calibration.learning.cost import operations, require_time
 from jkvq.calibration.learning.passes import first_that_reads_coded
 from jkvq.calibration.learning.text import Text, cut
-from jkvq.calibration.tuning.choose import Candidate, candidates, fewest_bits, least_loss
+from jkvq.calibration.tuning.choose import candidates, fewest_bits, least_loss
 from jkvq.calibration.tuning.sensitivity import losses_of_options, measured, sensitivities
-from jkvq.calibration.tuning.widths import WINDOWS, Window, narrowest_alike, side_options
+from jkvq.calibration.tuning.widths import (
+    WINDOWS,
+    Pair,
+    Window,
+    cache_of,
+    narrowest_alike,
+    side_options,
+)
 from jkvq.evaluation.corpus import leading_tokens, text_tokens
 from jkvq.llm import require_same_weights
 from jkvq.loading.calibrate import Corpus, calibrate, read_corpus
@@ -55,6 +64,16 @@ class Target:
     memory: int | None
     context: int
     batch: int
+
+
+@dataclass(frozen=True)
+class _Limit:
+    """What a cache may take at most, as it was given and as it is shown."""
+
+    most: float
+    size: Callable[[CacheSpec], float]
+    given: str
+    shown: Callable[[Any], str]
 
 
 @dataclass(frozen=True)
@@ -113,8 +132,9 @@ def tune(
     corpus = read_corpus(text)
     loaded = model if isinstance(model, Model) else load_model(model, dtype=dtype)
     target = _target(loaded.config, bits, max_kl, memory, context, batch)
-    ids = text_tokens(loaded.tokenizer, corpus.text)
     window = min(whole("window", window, 64, INT32, "64 tokens or more"), loaded.config.context)
+    _require_room(loaded.config, target, _usable(window))
+    ids = text_tokens(loaded.tokenizer, corpus.text)
     read = _windows(loaded, ids, window, target)
     artefact = _artefact(loaded, calibration)
     spec, kl = _chosen(loaded, artefact, read, target)
@@ -136,6 +156,19 @@ def _target(config: ModelConfig, bits, max_kl, memory, context, batch) -> Target
         else whole("context", context, 64, config.context, f"64 to {config.context} tokens"),
         whole("batch", batch, 1, INT32, "a whole number, 1 or more"),
     )
+
+
+def _require_room(config: ModelConfig, target: Target, windows: list[Window]) -> None:
+    """Refuses bits, or memory, that the smallest cache does not keep."""
+    if (limit := _limit(config, target)) is None:
+        return
+    narrow = [Pair(0, 0)] * config.layers
+    smallest = min(limit.size(cache_of(narrow, window)) for window in windows)
+    if smallest > limit.most:
+        raise UserError(
+            f"{limit.given}: the smallest cache takes {limit.shown(smallest)} at "
+            f"{target.context:,} tokens; give more, or another context"
+        )
 
 
 def _windows(model: Model, ids: list[int], window: int, target: Target) -> Text:
@@ -198,41 +231,37 @@ def _chosen(
         note(f"KL {kl:.3g} at {bits(spec):.3g} bits: {spec_text(spec)}")
         return kl
 
-    if target.max_kl is None:
-        chosen = _fitting(config, every, target).spec
+    limit = _limit(config, target)
+    if limit is not None:
+        found = least_loss(every, lambda spec: limit.size(spec) <= limit.most)
+        assert found is not None  # the smallest is one of them
     else:
+        assert target.max_kl is not None
         found = fewest_bits(every, target.max_kl, bits, measure)
         if found is None:
             raise UserError(f"max_kl={target.max_kl:g}: no cache has so little; give more")
-        chosen = found.spec
     with spinner("Measuring what was held out"):
-        return chosen, measured(*how, chosen, list(text.checks()))
+        return found.spec, measured(*how, found.spec, list(text.checks()))
 
 
-def _fitting(config: ModelConfig, every: list[Candidate], target: Target) -> Candidate:
-    """The best cache within the bits, or the memory, of a target."""
-
-    def bits(spec: CacheSpec) -> float:
-        return _bits(config, spec, target.context)
-
-    def memory(spec: CacheSpec) -> float:
-        cache = pool_bytes(spec, CacheShape.of(config), target.context, target.batch)
-        return weight_bytes(config, compute_dtype(None)) + cache
-
-    if target.memory is None:
-        limit, size, given, shown = target.bits, bits, f"bits={target.bits:g}", "{:.3g}".format
-    else:
-        limit, size, shown = target.memory, memory, format_bytes
-        given = f"memory={format_bytes(target.memory)}"
-    assert limit is not None
-    chosen = least_loss(every, lambda spec: size(spec) <= limit)
-    if chosen is None:
-        smallest = shown(min(size(each.spec) for each in every))
-        raise UserError(
-            f"{given}: the smallest cache takes {smallest} at {target.context:,} tokens; give "
-            "more, or another context"
+def _limit(config: ModelConfig, target: Target) -> _Limit | None:
+    """Bits, or memory; None where the KL is the target."""
+    if target.bits is not None:
+        return _Limit(
+            target.bits,
+            lambda spec: _bits(config, spec, target.context),
+            f"bits={target.bits:g}",
+            "{:.3g}".format,
         )
-    return chosen
+    if target.memory is None:
+        return None
+    weights, shape = weight_bytes(config, compute_dtype(None)), CacheShape.of(config)
+    return _Limit(
+        target.memory,
+        lambda spec: weights + pool_bytes(spec, shape, target.context, target.batch),
+        f"memory={format_bytes(target.memory)}",
+        format_bytes,
+    )
 
 
 def _bits(config: ModelConfig, spec: CacheSpec, context: int) -> float:
