@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from jkvq.cli.shared import AsJson, Dtype, print_json, print_table
+from jkvq.cli.shared import AsJson, print_json, print_table
 from jkvq.defaults import DEFAULT_CACHES, DEFAULT_MODEL
 from jkvq.support.errors import UserError
 
@@ -43,7 +43,13 @@ def inspect(
         str | None,
         typer.Option(help="Such as 24GB or 80GiB.", show_default="what is free here"),
     ] = None,
-    dtype: Dtype = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option(
+            help="What the model computes in: float32, bfloat16 or float16.",
+            show_default="bfloat16 with --memory, else the fastest here",
+        ),
+    ] = None,
     as_json: AsJson = False,
 ):
     """Show what a model and its cache take of memory, or explain a calibration."""
@@ -72,7 +78,10 @@ def _inspect_memory(
     from jkvq.support.memory import free_bytes, parse_bytes
 
     specs = {} if cache is None else {name: parse_spec(name) for name in split_names(cache)}
-    compute, room = compute_dtype(dtype), free_bytes() if memory is None else parse_bytes(memory)
+    if memory is None:
+        compute, room = compute_dtype(dtype), free_bytes()
+    else:  # a GPU's, from wherever it is asked for
+        compute, room = compute_dtype(dtype or "bfloat16"), parse_bytes(memory)
     config = _architecture(model)
     if not specs:
         spec = default_cache(config)[0]

@@ -8,11 +8,12 @@ PER_TOKEN = 2 * CONFIG.layers * CONFIG.kv_heads * CONFIG.head_dim * 2  # in 16 b
 
 def test_inspect_reports_the_memory(model):
     given = ("inspect", "--model", model, "--cache", "bf16", "--context", "128", "--batch", "2")
+    given += ("--dtype", "float32")
     found = run_json(*given, "--memory", "1MB")["caches"]["bf16"]
     assert found["per_packed_token"] == PER_TOKEN
     assert found["bits_per_element"] == 16
     assert found["per_sequence"] == 128 * PER_TOKEN
-    table = run(*given, "--dtype", "float32", "--memory", "1MB")
+    table = run(*given, "--memory", "1MB")
     assert "weights, float32" in table
     assert f"{found['fits_tokens']:,}" in table
     default = run_json("inspect", "--model", model)["caches"]
@@ -32,7 +33,7 @@ def test_inspect_compares_caches(model):
 
 
 def test_inspect_needs_no_weights(tmp_path):
-    """The shape of Qwen3-8B, whose parameters are counted by hand."""
+    """The shape of Qwen3-8B, whose parameters are counted by hand: in bfloat16, as on a GPU."""
     described = {
         "model_type": "qwen3",
         "hidden_size": 4096,
@@ -47,7 +48,7 @@ def test_inspect_needs_no_weights(tmp_path):
         "rope_theta": 1000000,
     }
     (tmp_path / "config.json").write_text(json.dumps(described))
-    given = ("--model", str(tmp_path / "config.json"), "--dtype", "bfloat16", "--cache", "bf16")
+    given = ("--model", str(tmp_path / "config.json"), "--cache", "bf16")
     found = run_json("inspect", *given, "--memory", "24GB")["caches"]["bf16"]
     attention = 4096 * 128 * (32 + 8 + 8 + 32) + 2 * 128
     layer = attention + 3 * 4096 * 12288 + 2 * 4096
