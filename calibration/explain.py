@@ -26,7 +26,7 @@ def explain(artefact: Artefact) -> list[str]:
         + ".",
         f"Caches with windows: made for the first {sink} and the {recent} most recent "
         f"tokens, and pages of {page}.",
-        f"Serves {', '.join(serves)}." if serves else "Serves any cache with center=true.",
+        f"Serves {', '.join(serves) or _unnamed(manifest.method)}.",
     ]
     if learned := manifest.learned:
         from_there = ", going on from another" if "learn_from" in manifest.options else ""
@@ -42,6 +42,13 @@ def explain(artefact: Artefact) -> list[str]:
     ):
         lines += [f"{name}: {line}" for line in _explain_side(side, spectra)]
     return lines
+
+
+def _unnamed(method: str) -> str:
+    """What an artefact serves whose method no preset asks for."""
+    if method.startswith("kmeans"):
+        return f"k-means caches with its number, as kmeans16-int4,centroids={method[6:]}"
+    return "any cache with center=true"
 
 
 def _explain_side(side: SideCalibration, spectra: Spectra) -> list[str]:

@@ -60,20 +60,9 @@ def methods_for(spec: CacheSpec) -> tuple[str, ...]:
 
     There are none if it needs none. "kmeans" is followed by its number of centroids.
     """
-    sides = spec.sides
-    rotations = {side.rotation for side in sides}
-    centroids = max(side.centroids for side in sides)
-    if centroids:
-        return (f"kmeans{centroids}",)
-    if "blocks" in (side.allocation for side in sides):
-        return ("blockgtq",)
-    if "hessian" in rotations:
-        return ("hessian",)
-    center = any(side.center for side in sides)
-    if "balanced" in rotations:
-        return ("jkvq",)
-    if "oscar" in rotations:
-        return ("oscar",)
+    if spec.methods:
+        return spec.methods
+    center = any(side.center for side in spec.sides)
     return ("center", "jkvq", "oscar", "hessian", "blockgtq") if center else ()
 
 

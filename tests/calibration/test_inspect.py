@@ -79,6 +79,8 @@ def test_calibrate_says_how_to_use_it(method, said, model, tmp_path):
     printed = _jkvq("calibrate", "--method", *method, *given)
     assert f"64 tokens of text.txt -> {out}" in printed.replace("\n", " ")
     assert said in printed.replace("\n", " ") if said else "Use it" not in printed
+    if not said:
+        assert "as kmeans16-int4,centroids=3." in _jkvq("inspect", out)
 
 
 def test_bad_input_is_refused(model, tmp_path):

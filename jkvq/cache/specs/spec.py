@@ -12,7 +12,8 @@ from jkvq.pallas_kernels.formats.digits import MAX_BITS, PARTS
 from jkvq.pallas_kernels.formats.packing import packed_words
 from jkvq.support.errors import UserError
 
-CALIBRATED_ROTATIONS = ("balanced", "oscar", "hessian")
+_METHODS = {"balanced": "jkvq", "oscar": "oscar", "hessian": "hessian"}  # that make a rotation
+CALIBRATED_ROTATIONS = tuple(_METHODS)
 ROTATIONS = (
     *("none", "bdr16", "bdr32", "bdr64", "bdr128", "saw", "hadamard", "random"),
     *CALIBRATED_ROTATIONS,
@@ -97,8 +98,20 @@ class SideSpec:
     @property
     def calibrated(self) -> bool:
         """Whether it needs something of the model that only a calibration finds."""
-        needs = (self.rotation in CALIBRATED_ROTATIONS, self.center, self.centroids > 0)
-        return any(needs) or self.allocation == "blocks"
+        return self.center or bool(self.methods)
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """The methods of calibration that find what it needs, but for means, which most find.
+
+        "kmeans" is followed by its number of centroids.
+        """
+        found = (
+            f"kmeans{self.centroids}" if self.centroids else None,
+            "blockgtq" if self.allocation == "blocks" else None,
+            _METHODS.get(self.rotation),
+        )
+        return tuple(method for method in found if method)
 
 
 EXACT = SideSpec(bits=16, codec="float")
@@ -159,6 +172,13 @@ class CacheSpec(PageRule):
                 raise UserError("value.allocation=blocks: only keys have rotary blocks")
             if value.digits:
                 raise UserError("value.digits: values have one each; give key.digits alone")
+            if value.rotation == "hessian":
+                raise UserError("value.rotation=hessian: it is found for keys alone")
+        if len(self.methods) > 1:
+            raise UserError(
+                f"this cache needs calibrations of methods {' and '.join(self.methods)}, and "
+                "takes one: give keys and values, of all layers, what one of them finds"
+            )
         named = [*self.exact_layers, *(n for other in self.other_layers for n in other.layers)]
         if twice := sorted({n for n in named if named.count(n) > 1}):
             raise UserError(f"layer {twice[0]} is exact and has codes of its own: give one of both")
@@ -177,6 +197,11 @@ class CacheSpec(PageRule):
         """How keys and values are stored in layers that are not exact, each way once."""
         both = ((own.key, own.value) for own in (self, *self.other_layers))
         return tuple(dict.fromkeys(side for sides in both for side in sides))
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """The methods of calibration that its sides need."""
+        return tuple(dict.fromkeys(method for side in self.sides for method in side.methods))
 
     @property
     def window_sides(self) -> tuple[SideSpec, SideSpec]:

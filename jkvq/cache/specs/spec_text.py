@@ -62,6 +62,7 @@ _SIDE_FIELDS = {
     "rotation": _Field(str, "a name"),
     "clip": _Field(float, "a number from 0.5 to 1"),
     "step": _Field(str, "a name"),
+    "centroids": _Field(int, _NUMBER),
     "digits": _Field(_digits, "numbers with + between, such as 2+1+1+0, or none"),
 }
 

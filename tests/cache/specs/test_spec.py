@@ -29,3 +29,19 @@ def test_packed_keeps_between_recent_and_a_page_more_exact():
         exact = length - packed
         # The sink and the recent window are whole pages.
         assert exact == length if length < 32 else 8 + 16 <= exact < 8 + 16 + 8
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("jkvq-int4,value.rotation=oscar", "calibrations of methods jkvq and oscar, and takes one"),
+        ("oscar-int2,key.rotation=balanced@3", "methods oscar and jkvq"),
+        ("hessian-int4,value.rotation=oscar", "methods hessian and oscar"),
+        ("blockgtq-k3v3,value.rotation=oscar", "methods blockgtq and oscar"),
+        ("kmeans16-int4,rotation=balanced", "methods kmeans16 and jkvq"),
+        ("hessian-int4,value.rotation=hessian", "value.rotation=hessian: it is found for keys"),
+    ],
+)
+def test_one_calibration_has_to_serve_all_sides(text, sentence):
+    with pytest.raises(jkvq.UserError, match=sentence):
+        parse_spec(text)
