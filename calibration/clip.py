@@ -47,7 +47,7 @@ def choose_clips(
     leading: int = 0,
 ) -> Calibration:
     """The calibration with the clip ratios that serve a spec best; ``leading`` as in `observe`."""
-    basis = make_basis(spec, CacheShape.of(config), calibration, config.rope_frequency)
+    basis = make_basis(spec, CacheShape.of(config), calibration, *config.rope_frequencies)
     errors = np.zeros((2, config.layers, len(GRID)))
     with count_bar("Choosing clip ratios", len(tokens)) as bar:
         for index, (chunk, count) in enumerate(sequences(tokens, options.window, leading)):
@@ -74,7 +74,8 @@ def clip_errors(
     hidden, rotary = embed(config, params["embedding"], tokens, position)
     for layer in range(config.layers):
         own, weights = config.layer(layer), params["layers"][layer]
-        attend = _Measuring(basis, layer, count, spec, own.attention_scale, own.window)
+        how = spec, own.attention_scale, own.window
+        attend = _Measuring(*basis.layer(layer), layer, count, *how)
         hidden, errors = run_layer(own, weights, hidden, rotary, attend, None)
         found.append(np.asarray(errors))
     return np.stack(found, axis=1)
@@ -85,7 +86,8 @@ def clip_errors(
 class _Measuring:
     """Attention of a layer, whose state is what each clip ratio makes it err by."""
 
-    basis: Basis
+    key: SideBasis
+    value: SideBasis
     layer: LayerIndex
     count: Int[Array, ""]
     spec: CacheSpec = field(metadata={"static": True})
@@ -95,27 +97,27 @@ class _Measuring:
     def __call__(self, q, k, v, state, sinks=None):
         del state
         q, k, v = (heads.finished for heads in (q, k, v))
-        basis, layer, spec, scale = self.basis, self.layer, self.spec, self.scale
+        layer, spec, scale = self.layer, self.spec, self.scale
         position = jnp.arange(q.shape[1], dtype=jnp.int32)
         real = position < self.count
         visible = causal(position, len(position), self.window) & real[None]
-        at = basis.key.angles(spec.middle(position)[None])
+        at = self.key.angles(spec.middle(position)[None])
         packed = spec.reads_packed(position[:, None], position[None])[None, None]
-        rotated = basis.key.rotate_queries(q, layer)[0]
+        rotated = self.key.rotate_queries(q, layer)[0]
         logits = scale * products(q[0], k[0])
         S, _ = softmax(logits, visible, sinks)
         out = weighted_sum(S, v[0])
-        k_in, v_in = basis.key.enter(k, layer, at)[0], basis.value.enter(v, layer, None)[0]
-        mean = 0.0 if basis.key.mean is None else basis.key.entered_mean(layer, at)[0]
+        k_in, v_in = self.key.enter(k, layer, at)[0], self.value.enter(v, layer, None)[0]
+        mean = 0.0 if self.key.mean is None else self.key.entered_mean(layer, at)[0]
 
         def key_error(clip):
-            coded = scale * products(rotated, _coded(basis.key, layer, clip, k_in) + mean)
+            coded = scale * products(rotated, _coded(self.key, layer, clip, k_in) + mean)
             weights, _ = softmax(jnp.where(packed, coded, logits), visible, sinks)
             return _squared(weighted_sum(weights, v[0]) - out, real)
 
         def value_error(clip):
-            lost = _coded(basis.value, layer, clip, v_in) - v_in
-            lost = basis.value.leave(lost[None], layer)[0]
+            lost = _coded(self.value, layer, clip, v_in) - v_in
+            lost = self.value.leave(lost[None], layer)[0]
             return _squared(weighted_sum(jnp.where(packed, S, 0.0), lost), real)
 
         grid = jnp.asarray(GRID, jnp.float32)

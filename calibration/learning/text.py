@@ -82,4 +82,5 @@ def cut(
     first = np.broadcast_to(np.asarray(tokens[:leading], np.int32), (count, leading))
     every = np.concatenate([first, rows], axis=1)
     held = min(_MOST_HELD_OUT, -(-count // _HELD_OUT))
+    held -= held % min(held, batch)  # in whole batches
     return Text(every[:-held], every[-held:], context, spec.sink, batch, seed)

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from jkvq.defaults import DEFAULT_CACHES
@@ -93,12 +94,12 @@ def print_json(value: dict[str, Any]) -> None:
 
 
 def print_table(title: str, header: tuple[str, ...], rows) -> None:
-    """A table on stdout; a header of empty names is left out."""
-    table = Table(title=title, title_justify="left", show_header=any(header))
+    """A table on stdout; a header of empty names is left out. Brackets are no markup."""
+    table = Table(title=escape(title), title_justify="left", show_header=any(header))
     for name in header:
-        table.add_column(name)
+        table.add_column(escape(name))
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(escape, row))
     console = Console()
     if not console.is_terminal:
         console.width = 200  # nothing is cut in a file

@@ -1,6 +1,7 @@
 """Texts as a model reads them: from a file to tokens that begin as a prompt does."""
 
 import gzip
+import zlib
 from pathlib import Path
 
 from jkvq.models.tokenizer import Tokenizer
@@ -14,7 +15,7 @@ def read_text(path: Path) -> str:
     try:
         data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
         return data.decode("utf-8")
-    except (OSError, EOFError, UnicodeDecodeError) as error:
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise UserError(f"{path} cannot be read as UTF-8 text: {error}") from None
 
 

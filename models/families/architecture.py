@@ -174,7 +174,6 @@ def _llama_from_gguf(
 
 # Our name of a field of a rope scaling -> llama.cpp's
 _GGUF_ROPE = {
-    "factor": "rope.scaling.factor",
     "original_max_position_embeddings": "rope.scaling.original_context_length",
     "attention_factor": "rope.scaling.attn_factor",
     "beta_fast": "rope.scaling.yarn_beta_fast",
@@ -183,16 +182,22 @@ _GGUF_ROPE = {
 
 
 def _gguf_rope(metadata: Fields, start: str, head_dim: int) -> dict:
-    """What a GGUF file says of rotary angles, as a config.json would."""
-    kind = metadata.get(f"{start}.rope.scaling.type", "none")
+    """What a GGUF file says of rotary angles, as a config.json would.
+
+    As llama.cpp has it, a factor without a type is linear, and has had another name.
+    """
+    older = metadata.get(f"{start}.rope.scale_linear")
+    factor = metadata.get(f"{start}.rope.scaling.factor", older)
+    kind = metadata.get(f"{start}.rope.scaling.type", "linear" if factor else "none")
     rotary = count(metadata, f"{start}.rope.dimension_count", head_dim)
     rope = {
         "rope_type": "default" if kind == "none" else kind,
         "rope_theta": positive(metadata, f"{start}.rope.freq_base", THETA),
         "partial_rotary_factor": rotary / head_dim,
+        "factor": factor,
     }
     given = {name: metadata.get(f"{start}.{key}") for name, key in _GGUF_ROPE.items()}
-    return {**rope, **{name: value for name, value in given.items() if value is not None}}
+    return {name: value for name, value in (rope | given).items() if value is not None}
 
 
 def _supported(name: str | None, known: Mapping[str, Family]) -> Family:

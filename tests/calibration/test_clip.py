@@ -1,3 +1,5 @@
+import dataclasses
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -7,8 +9,10 @@ from jkvq.cache.basis import make_basis
 from jkvq.cache.shape import CacheShape
 from jkvq.calibration.clip import GRID, clip_errors
 from jkvq.loading.calibrate import Corpus
+from jkvq.models.config import LocalLayers
 from tests import reference
 from tests.calibration.numpy_model import layers_of
+from tests.made_up import random_calibration
 from tests.tiny import CONFIG, model_of
 
 K, H, G = CONFIG.kv_heads, CONFIG.head_dim, CONFIG.heads // CONFIG.kv_heads
@@ -36,6 +40,20 @@ def test_chosen_clips_err_least(tiny, tmp_path):
             np.testing.assert_allclose(found[number, index], errors, rtol=0.02)
             chosen = GRID[int(np.abs(np.array(GRID) - side.clip[index]).argmin())]
             assert errors[GRID.index(chosen)] <= min(errors) * 1.01
+
+
+def test_local_layers_have_their_own_angles(tiny):
+    """All layers local, in a window that holds the text: as layers with these angles."""
+    theta, cache = 100.0, f"{CACHE},center=true"
+    local = LocalLayers(tuple(range(CONFIG.layers)), 128, theta, CONFIG.rope_divisors)
+    spec, found = jkvq.parse_spec(cache), []
+    for own in ({"local": local}, {"rope_theta": theta}):
+        config = dataclasses.replace(CONFIG, **own)
+        shape = CacheShape.of(config)
+        basis = make_basis(spec, shape, random_calibration(shape), *config.rope_frequencies)
+        tokens = jnp.asarray([tiny.tokenizer.encode(TEXT.text)])
+        found.append(clip_errors(config, tiny.params, basis, spec, tokens, jnp.array(80)))
+    np.testing.assert_allclose(*found, rtol=1e-3)
 
 
 def test_a_cache_that_does_not_clip_is_refused_before_the_text_is_read(tiny, tmp_path, monkeypatch):

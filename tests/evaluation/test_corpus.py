@@ -16,8 +16,9 @@ def test_read_text_unpacks_gz_and_refuses_what_is_no_text(tmp_path):
     (tmp_path / "a.gz").write_bytes(gzip.compress("é".encode()))
     assert read_text(tmp_path / "a.txt") == read_text(tmp_path / "a.gz") == "é"
     (tmp_path / "cut.gz").write_bytes(gzip.compress(b"text" * 100)[:-9])
+    (tmp_path / "damaged.gz").write_bytes(gzip.compress(b"text")[:10] + b"\xff" * 20)
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
-    for name in ("cut.gz", "binary"):
+    for name in ("cut.gz", "damaged.gz", "binary"):
         with pytest.raises(jkvq.UserError, match=f"{name} cannot be read as UTF-8 text"):
             read_text(tmp_path / name)
     with pytest.raises(jkvq.UserError, match="there is no file"):

@@ -104,6 +104,13 @@ def test_rope_scaling_is_refused_when_unknown_in_gguf():
         from_gguf(metadata, GGUF_TENSORS)
 
 
+@pytest.mark.parametrize("name", ["rope__scaling__factor", "rope__scale_linear"])
+def test_a_rope_factor_without_a_type_is_linear_in_gguf(name):
+    config = from_gguf(gguf_metadata(**{name: 4.0}), GGUF_TENSORS)
+    typed = gguf_metadata(rope__scaling__type="linear", rope__scaling__factor=4.0)
+    assert set(config.rope_divisors) == {4.0} and config == from_gguf(typed, GGUF_TENSORS)
+
+
 def test_missing_field_is_named():
     config = config_dict()
     del config["hidden_size"]

@@ -47,7 +47,9 @@ def eval_ppl(
     calibration: Calibrations = [],  # noqa: B006 (typer copies it)
     stride: Annotated[
         int | None,
-        typer.Option(help="Tokens from a window to the next.", show_default="the context"),
+        typer.Option(
+            help="Tokens from a window to the next.", show_default="what a window holds of the text"
+        ),
     ] = None,
     position: Annotated[
         int, typer.Option(help="Where a window's first token stands in the model's context.")
@@ -108,7 +110,7 @@ def eval_ppl(
     for length, scores in results.items():
         title = f"{model}, first {length:,} tokens of {text.name}"
         if context is not None:
-            title += f", windows of {context:,} every {stride or context:,}"
+            title += f", windows of {context:,}" + (f" every {stride:,}" if stride else "")
         if position:
             title += f", from position {position:,}"
         _print_scores(title, scores)
