@@ -91,6 +91,13 @@ def compare(
     known = {name: calibrated(plain, name, folder) for name, folder in folders.items()}
     stages = Stages(out, plain, names, known, implementation)
     read = first_tokens(plain.tokenizer, content, scored[-1])
+    workload = Workload(requests=requests)
+    figures = (  # before tasks, which take longest: these refuse a folder of other settings
+        stages.memory(),
+        stages.perplexity(read, scored, text.name),
+        stages.fidelity(read[:_LAYERS], text.name),
+        stages.speed(draw_requests(plain, workload)),
+    )
     answered = None
     if chosen:
         setting = Setting(plain.tokenizer, plain.config.context, data, numbers, limit, seed=0)
@@ -99,14 +106,7 @@ def compare(
             answered = job.run(
                 plain, setting, greedy, names, lambda c: Window(stages.llm(c)).answers
             )
-    workload = Workload(requests=requests)
-    found = Findings(
-        stages.memory(),
-        stages.perplexity(read, scored, text.name),
-        stages.fidelity(read[:_LAYERS], text.name),
-        stages.speed(draw_requests(plain, workload)),
-        answered,
-    )
+    found = Findings(*figures, answered)
     title = f"{model}, first {scored[-1]:,} tokens of {text.name}"
     write_comparison(out, title, found)
     note(f"the report is {out / 'report.md'}")

@@ -1,6 +1,7 @@
-"""The measurements of a comparison: each is kept by cache, and made where it is missing."""
+"""The measurements of a comparison: kept by cache, and made again where they no longer hold."""
 
 import dataclasses
+import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -8,22 +9,24 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from jkvq.attention.implementation import choose_implementation
 from jkvq.bench.engine import Request, bench_engine
 from jkvq.cache.calibrated import Calibration
 from jkvq.cache.footprint import bits_per_element, sequence_bytes
 from jkvq.cache.shape import CacheShape
 from jkvq.cache.specs.spec_text import parse_spec
+from jkvq.calibration.artefact import calibration_digest
+from jkvq.cli.compare.kept import Parts, kept_or_measured
 from jkvq.defaults import PLAIN_CACHE
+from jkvq.evaluation.baselines import BASELINES
 from jkvq.evaluation.compared import cache_of
 from jkvq.evaluation.corpus import leading_tokens
-from jkvq.evaluation.fidelity import fidelity
+from jkvq.evaluation.fidelity import Fidelity, fidelity
 from jkvq.evaluation.perplexity import Score, compare_lengths
 from jkvq.evaluation.plots import fidelity_figure, kl_figure
 from jkvq.evaluation.subjects import reconstruction, subject
 from jkvq.llm import LLM, with_cache
 from jkvq.models.model import Model
-from jkvq.support.atomic import written_whole
-from jkvq.support.errors import UserError
 from jkvq.support.pictures import save_picture
 
 Found = dict[str, dict[str, Any]]  # figures by cache
@@ -83,7 +86,7 @@ class Stages:
                 for cache in caches
             }
 
-        settings = {"text": text, "tokens": list(lengths)}
+        settings = {"text": text, "tokens": list(lengths), "tokens_sha256": _digest(tokens)}
         kept = self._kept("perplexity", settings, measure, list(self.calibrations))
         scores = {
             n: {cache: Score(**each[str(n)]) for cache, each in kept.items()} for n in lengths
@@ -95,22 +98,23 @@ class Stages:
     def fidelity(self, tokens: list[int], text: str) -> Found:
         """What caches do to attention, in the mean over layers; draws it by layers too."""
 
-        def measure(caches: Sequence[str]) -> Found:
+        def measure(caches: Sequence[str]) -> dict[str, Any]:
             kept = {
                 cache: reconstruction(self.model, cache, self.calibrations[cache])
                 for cache in caches
             }
             found = fidelity(self.model, tokens, kept)
-            title = f"{self.model.name}, first {len(tokens):,} tokens of {text}"
-            save_picture(fidelity_figure(found, title), self.out / "fidelity.png")
-            names = [field.name for field in dataclasses.fields(next(iter(found.values()))[0])]
             return {
-                cache: {name: fmean(getattr(layer, name) for layer in each) for name in names}
-                for cache, each in found.items()
+                cache: [dataclasses.asdict(layer) for layer in layers]
+                for cache, layers in found.items()
             }
 
-        settings = {"text": text, "tokens": len(tokens)}
-        return self._kept("fidelity", settings, measure, self.caches)
+        settings = {"text": text, "tokens": len(tokens), "tokens_sha256": _digest(tokens)}
+        kept = self._kept("fidelity", settings, measure, self.caches)
+        found = {cache: [Fidelity(**layer) for layer in layers] for cache, layers in kept.items()}
+        title = f"{self.model.name}, first {len(tokens):,} tokens of {text}"
+        save_picture(fidelity_figure(found, title), self.out / "fidelity.png")
+        return {cache: _mean(layers) for cache, layers in found.items()}
 
     def speed(self, requests: Sequence[Request]) -> Found:
         """Tokens per second of the engine with some requests at once, and of single calls."""
@@ -129,28 +133,38 @@ class Stages:
         self,
         stage: str,
         settings: dict[str, Any],
-        measure: Callable[[Sequence[str]], Found],
+        measure: Callable[[Sequence[str]], Mapping[str, Any]],
         caches: Sequence[str],
-    ) -> Found:
+    ) -> dict[str, Any]:
         """What a stage has found, now or in an earlier run."""
-        place, own = self.out / f"{stage}.json", {"model": self.model.name, **settings}
-        kept: dict[str, Any] = {**own, "caches": {}}
-        if place.exists():
-            try:
-                kept = json.loads(place.read_text("utf-8"))
-                other = next((name for name in own if kept[name] != own[name]), None)
-                by_cache = kept["caches"].keys()
-            except (OSError, ValueError, KeyError, TypeError, AttributeError):
-                raise UserError(f"{place} is not ours: name another folder with --out") from None
-            if other is not None:
-                raise UserError(
-                    f"{place} was measured with {other}={kept[other]}, not {own[other]}: give the "
-                    "same, or another folder with --out"
-                )
-        else:
-            by_cache = ()
-        if missing := [cache for cache in caches if cache not in by_cache]:
-            kept["caches"] |= measure(missing)
-            with written_whole(place) as file:
-                json.dump(kept, file, indent=1)
-        return {cache: kept["caches"][cache] for cache in caches}
+        parts = {cache: self._parts(cache) for cache in caches}
+        place = self.out / f"{stage}.json"
+        return kept_or_measured(place, self._settings() | settings, parts, measure)
+
+    def _settings(self) -> dict[str, Any]:
+        """What the figures of all caches depend on."""
+        plain = parse_spec(PLAIN_CACHE)
+        return {
+            "model": self.model.name,
+            "weights": self.model.fingerprint,
+            "dtype": self.model.params["embedding"].dtype.name,
+            "implementation": choose_implementation(self.implementation, self.model.config, plain),
+        }
+
+    def _parts(self, cache: str) -> Parts:
+        """What the figures of one cache, or baseline, depend on besides."""
+        name, known = cache_of(cache), self.calibrations[cache]
+        return {
+            "spec": repr(BASELINES[name] if name in BASELINES else parse_spec(name)),
+            "calibration": None if known is None else calibration_digest(known),
+        }
+
+
+def _digest(tokens: list[int]) -> str:
+    return hashlib.sha256(json.dumps(tokens).encode()).hexdigest()
+
+
+def _mean(layers: Sequence[Fidelity]) -> dict[str, float]:
+    """Each measure in the mean over layers."""
+    names = [field.name for field in dataclasses.fields(Fidelity)]
+    return {name: fmean(getattr(layer, name) for layer in layers) for name in names}
