@@ -16,7 +16,7 @@ from jkvq.models.decoder import Params
 from jkvq.models.model import Model
 from jkvq.models.tokenizer import Tokenizer
 from jkvq.pallas_kernels.types import Implementation
-from jkvq.support.arguments import refusal
+from jkvq.support.arguments import INT32, refusal, whole
 from jkvq.support.errors import UserError
 
 
@@ -38,6 +38,13 @@ class LLM:
     basis: Basis = field(repr=False)
     pool_tokens: int | None = None
     implementation: Implementation = "reference"
+
+
+def checked_pool(tokens: int | None) -> int | None:
+    """``pool_tokens`` as it was given, if it is a number of tokens."""
+    if tokens is None:
+        return None
+    return whole("pool_tokens", tokens, 1, INT32, "a whole number, 1 or more")
 
 
 def with_cache(
@@ -63,6 +70,7 @@ def with_cache(
             f"with_cache takes a model without a cache, not {type(model).__name__}: give what "
             "jkvq.load_model returns"
         )
+    pool_tokens = checked_pool(pool_tokens)
     spec = as_spec(cache)
     _require_fit(spec, model.config)  # before it asks for a calibration
     calibration = find_calibration(model.name, spec, calibration)

@@ -31,6 +31,12 @@ def test_load_in_bfloat16_takes_half_the_memory(folder):
     assert stored == weight_bytes(CONFIG, jnp.bfloat16) == weight_bytes(CONFIG, jnp.float32) / 2
 
 
+@pytest.mark.parametrize("tokens", [0, -5, "x"])
+def test_a_pool_that_cannot_be_is_refused_with_a_cache_too(tiny, tokens):
+    with pytest.raises(jkvq.UserError, match=f"pool_tokens={tokens!r}: a whole number, 1 or more"):
+        jkvq.with_cache(model_of(tiny), "f32", pool_tokens=tokens)
+
+
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [

@@ -1,4 +1,4 @@
-"""Tokens in the pages of windows: float16 numbers, four times finer than bfloat16, or 8-bit codes.
+"""Tokens in the pages of windows: float16 numbers, eight times finer than bfloat16, or 8-bit codes.
 
 A cache of float32 has float32 there.
 """

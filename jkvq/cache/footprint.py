@@ -23,7 +23,9 @@ class Footprint:
     cache: int  # of the whole batch
     total: int
     fits: int | None  # sequences of the stated context beside the weights in the stated memory
-    fits_tokens: int | None  # of a single sequence there, whatever context the model was made for
+    # Of a single sequence there, whatever context the model was made for; None, too, where all
+    # layers have a window, which holds no more for a longer one.
+    fits_tokens: int | None
 
 
 def footprint(
@@ -92,9 +94,12 @@ def _fitting(spec: CacheSpec, shape: CacheShape, context: int, room: int) -> int
     )
 
 
-def _fitting_tokens(spec: CacheSpec, shape: CacheShape, room: int) -> int:
+def _fitting_tokens(spec: CacheSpec, shape: CacheShape, room: int) -> int | None:
     """The tokens of the longest sequence whose cache fits, with nothing to spare."""
-    pages = max(0, room) // max(1, stored_bytes(spec, shape, 1, 0)) + pages_of_window(spec)
+    page = stored_bytes(spec, shape, 1, 0)
+    if not page:
+        return None
+    pages = max(0, room) // page + pages_of_window(spec)
     return bisect.bisect_right(
         range(1, pages * spec.page + 1),
         room,

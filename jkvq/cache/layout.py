@@ -183,7 +183,7 @@ def pages_of_local(spec: CacheSpec, window: int | None) -> int:
     if window is None:
         return 0
     tokens = window - 1 + _UNSEEN - (0 if spec.exact_layers else spec.recent)
-    return 1 - (-tokens // spec.page) if tokens > 0 else 0
+    return max(0, 1 - (-tokens // spec.page))
 
 
 def first_page(spec: CacheSpec) -> int:

@@ -132,6 +132,7 @@ def _sizes(
     }
     if room is not None:
         said[f"sequences of {context:,} that fit {format_bytes(room)}"] = f"{size.fits:,}"
+    if room is not None and size.fits_tokens is not None:
         said[f"tokens that fit {format_bytes(room)} as one sequence"] = f"{size.fits_tokens:,}"
     return said
 

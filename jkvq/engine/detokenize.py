@@ -72,6 +72,13 @@ class TextStream:
                 self._append(after[len(before) :])
                 self._context, self._decoded = self._decoded, end
                 return
+        if (end := last - _LONGEST + 1) > self._decoded:  # no character is as long as all of this
+            after = self._tokenizer.decode(self._tokens[self._context : end])
+            if len(after) > len(before):
+                self._append(after[len(before) :])
+                self._context, self._decoded = self._decoded, end
+            else:  # special tokens: nothing of them is ever seen
+                del self._tokens[self._decoded : end]
 
     def _append(self, text: str) -> None:
         start = max(0, len(self._text) - max(map(len, self._stop), default=0))

@@ -126,6 +126,7 @@ class Engine:
         self._handles: dict[int, Handle] = {}  # of requests that have not ended, by their number
         self._unread: deque[_Launched | _Scored] = deque()
         self._lock = threading.RLock()
+        self._torn = False  # a tick was planned, and not all of it launched
         self._arrived = self._prefilled = self._cached = self._drawn = 0
         on_cpu = jax.default_backend() == "cpu"
         self._ahead = 0 if on_cpu else 1  # bursts that run while the host reads
@@ -201,6 +202,7 @@ class Engine:
         require_fit(self.llm, options)
         llm, stops = self.llm, stop_tokens(self.llm, options)
         with self._lock:
+            self._require_whole()
             budget = self.budget(len(tokens), max(options.max_new_tokens, 1))
             scored, silent = options.prompt_logprobs, options.max_new_tokens == 0
             sequence = Sequence(self._arrived, tokens, budget, scored=scored)
@@ -228,24 +230,37 @@ class Engine:
                 self._end(handle)
 
     def step(self) -> list[Handle]:
-        """A tick; returns the requests that have something new."""
+        """A tick; returns the requests that have something new.
+
+        Whatever interrupts it, such as Ctrl-C, ends the engine: pages that were granted may hold
+        nothing.
+        """
         with self._lock:
-            watched = any(handle.watched for handle in self._handles.values())
-            # A grammar must have seen all tokens before it says which may come next.
-            waits = any(handle.writer.matcher for handle in self._handles.values())
-            steps = self._short if watched or self._scheduler.reads else self._long
-            steps, ahead = (1, 0) if waits else (steps, self._ahead)
-            plan, changed = self._scheduler.plan(steps), []
-            for group in plan.groups:
-                self._prefill(group)
-            if waits:
-                changed += self._read_until(0)
-            going = [
-                (each.number, at) for each, at in plan.decoding if each.number in self._handles
-            ]
-            if going:
-                self._burst([(self._handles[number], at) for number, at in going], steps)
-            return [*changed, *self._read_until(ahead if going else 0)]
+            self._require_whole()
+            self._torn = True
+            changed = self._tick()
+            self._torn = False
+            return changed
+
+    def _require_whole(self) -> None:
+        if self._torn:
+            raise UserError("this engine was interrupted in the middle of a tick: make a new one")
+
+    def _tick(self) -> list[Handle]:
+        watched = any(handle.watched for handle in self._handles.values())
+        # A grammar must have seen all tokens before it says which may come next.
+        waits = any(handle.writer.matcher for handle in self._handles.values())
+        steps = self._short if watched or self._scheduler.reads else self._long
+        steps, ahead = (1, 0) if waits else (steps, self._ahead)
+        plan, changed = self._scheduler.plan(steps), []
+        for group in plan.groups:
+            self._prefill(group)
+        if waits:
+            changed += self._read_until(0)
+        going = [(each.number, at) for each, at in plan.decoding if each.number in self._handles]
+        if going:
+            self._burst([(self._handles[number], at) for number, at in going], steps)
+        return [*changed, *self._read_until(ahead if going else 0)]
 
     def _read_until(self, ahead: int) -> Iterator[Handle]:
         """Reads what was launched, but for the latest."""

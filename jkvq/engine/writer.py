@@ -1,6 +1,7 @@
 """What comes of a request: its tokens as they are read from the device, its text, its end."""
 
 import time
+from collections import deque
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
@@ -130,7 +131,7 @@ class Writer:
         self._clock = _Clock()
         self._timings = Timings(0.0, 0.0, 0.0, 0.0)  # until it has ended
         self._given: list[str] = []
-        self._new = ""
+        self._new: deque[str] = deque()  # others take from it while a tick adds to it
         self._reason: FinishReason = "length"
         self._error: str | None = None
         self.tokens: list[int] = []
@@ -169,7 +170,7 @@ class Writer:
         self.logprobs += logprobs[:taken]
         self.tops += tops[:taken]
         if failed and self._reason == "length":
-            self._new += self._stream.take()
+            self._new.append(self._stream.take())
             self.fail(
                 f"the model's scores for token {len(self.tokens) + 1} of {self._label} are not "
                 "numbers (NaN): its weights are damaged, or the dtype is too narrow for them"
@@ -177,7 +178,7 @@ class Writer:
         elif ended or self._reason == "stop":
             self._end()
         elif watched:
-            self._new += self._stream.take()
+            self._new.append(self._stream.take())
 
     def _until_end(self, tokens: list[int]) -> int:
         """Writes new tokens, and says how many: fewer than all if the text has ended by one."""
@@ -205,7 +206,11 @@ class Writer:
         self._end()
 
     def _end(self) -> None:
-        self._new += self._stream.finish()
+        self._new.append(self._stream.finish())
+        if (
+            self._stream.stopped and self._reason == "length"
+        ):  # by what a character might have begun
+            self._reason = "stop"
         self._stop()
 
     def _stop(self) -> None:
@@ -213,9 +218,9 @@ class Writer:
 
     def new_text(self) -> str:
         """What is certain of the text and was not given yet."""
-        text, self._new = self._new, ""
-        self._given.append(text)
-        return text
+        pieces = [self._new.popleft() for _ in range(len(self._new))]
+        self._given += pieces
+        return "".join(pieces)
 
     def scores(self, start: int) -> Scores:
         """What was drawn from ``start`` on; all of it has that of the prompt before it."""
@@ -229,7 +234,7 @@ class Writer:
 
     def result(self, prompt_tokens: int, cached_tokens: int) -> Generation:
         return Generation(
-            "".join(self._given) + self._new,
+            "".join([*self._given, *self._new]),
             self.tokens,
             self.logprobs,
             self._reason,
@@ -280,12 +285,17 @@ class Handle:
     def __iter__(self) -> Iterator[str]:
         """Pieces of the text, as it is written; they add up to it."""
         self.watched = True
-        while True:
-            if text := self.writer.new_text():
-                yield text
-            if self.done:
-                return
-            self.engine.step()
+        try:
+            while True:
+                ended = self.done  # before the text is taken: it may end while a piece is read
+                if text := self.writer.new_text():
+                    yield text
+                if ended:
+                    return
+                if not self.done:
+                    self.engine.step()
+        finally:
+            self.watched = False
 
     def result(self) -> Generation:
         """What came of it, when it has ended; an ``error`` is in it, not raised."""

@@ -34,6 +34,8 @@ class PrefixCache:
         self._packed, self._windows = packed, windows
         self._entries: OrderedDict[bytes, Entry] = OrderedDict()  # the oldest first
         self._tails: OrderedDict[bytes, Entry] = OrderedDict()
+        # One for each page is plenty; some have none, if windows have all of their tokens.
+        self._most = sum(pool.pages for pool in (packed, *windows))
         self.evicted = 0
 
     def __len__(self) -> int:
@@ -59,6 +61,7 @@ class PrefixCache:
         name = names[-1]
         known = self._entries.get(name)
         if known is not None:
+            self._move(known, packed)
             if known.tail is None:
                 self._keep_tail(known, tail)
             return
@@ -78,6 +81,19 @@ class PrefixCache:
         for each in reversed([self._entries[name] for name in names]):
             self._entries.move_to_end(each.name)
         self._keep_tail(entry, tail)
+        while len(self._entries) > self._most:
+            self._evict(next(iter(self._entries.values())))
+
+    def _move(self, entry: Entry, packed: Mapping[int, int]) -> None:
+        """Has a chunk in these of a sequence's pages, if that has stored it once more.
+
+        Whoever reads the others holds them. Kept here they would be a second copy that those
+        behind it, in the sequence's pages, keep from being let go of.
+        """
+        own = {number: packed[number] for number in entry.packed}
+        self._packed.hold(own.values())
+        self._packed.drop(entry.packed.values())
+        entry.packed = own
 
     def _keep_tail(self, entry: Entry, tail: Tail) -> None:
         entry.tail = tail
@@ -87,10 +103,11 @@ class PrefixCache:
 
     def make_room(self, pages: int) -> bool:
         """Lets go of chunks until so many packed pages are free, if that is possible."""
-        for name in list(self._entries):
+        if self._packed.free >= pages:  # as nearly always, and there may be many chunks
+            return True
+        for entry in list(self._entries.values()):
             if self._packed.free >= pages:
                 break
-            entry = self._entries[name]
             in_use = all(self._packed.owners(page) > 1 for page in entry.packed.values())
             if not entry.children and not (in_use and entry.packed):
                 self._evict(entry)

@@ -104,7 +104,8 @@ class Scheduler:
         self.tables = np.full((3, limits.slots, limits.columns), PADDING_PAGE, np.int32)
         self._windows = self._make_windows(window)
         self.prefix = PrefixCache(self.packed, [each.pool for each in self._windows])
-        self._keeps = prefix_cache
+        # A page that a chunk leaves half filled is not shared: whoever goes on writes into it.
+        self._keeps = prefix_cache and limits.chunks[-1] % spec.page == 0
         self.waiting: list[Sequence] = []  # the oldest first
         self.running: list[Sequence] = []
         self._slots = list(range(limits.slots))

@@ -9,6 +9,7 @@ from jkvq.cache.layout import empty_groups, pages_for, pages_of_window, stored_b
 from jkvq.cache.shape import CacheShape
 from jkvq.cache.specs.spec_text import parse_spec
 from jkvq.engine.capacity import call_limits
+from jkvq.models.config import LocalLayers
 from tests.tiny import CONFIG, SERVED
 
 WEIGHTS = 123_456
@@ -64,6 +65,13 @@ def test_footprint_counts_the_tokens_that_fit(name):
 
         assert size.fits_tokens == 0 or taken(size.fits_tokens) <= memory
         assert taken(size.fits_tokens + 1) > memory
+
+
+def test_windows_in_all_layers_hold_any_number_of_tokens():
+    local = LocalLayers(tuple(range(CONFIG.layers)), 32, CONFIG.rope_theta, CONFIG.rope_divisors)
+    config = dataclasses.replace(CONFIG, local=local)
+    found = footprint(config, parse_spec("int4"), weights=0, context=300, batch=1, memory=10**8)
+    assert found.fits is not None and found.fits > 0 and found.fits_tokens is None
 
 
 @pytest.mark.parametrize(("context", "batch"), [(0, 1), (1025, 1), (10, 0)])

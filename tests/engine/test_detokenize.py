@@ -1,9 +1,11 @@
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from jkvq.engine.detokenize import TextStream
-from tests.tiny import byte_tokenizer
+from tests.tiny import EOS, byte_tokenizer
 
 TOKENIZER = byte_tokenizer()
 
@@ -93,3 +95,41 @@ def test_nothing_is_decoded_before_somebody_reads(monkeypatch):
     assert decoded == []
     assert stream.finish() == "a" * 15
     assert sum(decoded) == 15
+
+
+NO_TEXT = [
+    token for token in range(EOS) if TOKENIZER.decode([token]) == "\ufffd"
+]  # half a character
+
+
+@given(
+    st.lists(st.sampled_from([*NO_TEXT[-9:], *TOKENIZER.encode("ab é😀"), EOS]), max_size=60),
+    st.lists(st.integers(1, 9), min_size=1),
+)
+def test_pieces_of_any_tokens_add_up_to_their_text(tokens, sizes):
+    stream, pieces, rest = TextStream(TOKENIZER), [], list(tokens)
+    for size in itertools.cycle(sizes):
+        stream.add(rest[:size])
+        pieces.append(stream.take())
+        if not (rest := rest[size:]):
+            break
+    assert "".join([*pieces, stream.finish()]) == TOKENIZER.decode(tokens)
+
+
+@pytest.mark.parametrize("token", [NO_TEXT[-1], EOS], ids=["no character", "special"])
+def test_tokens_without_text_are_not_read_again_and_again(token, monkeypatch):
+    read, decode = [], TOKENIZER.decode
+    monkeypatch.setattr(
+        type(TOKENIZER), "decode", lambda _, tokens: read.append(len(tokens)) or decode(tokens)
+    )
+    stream = TextStream(TOKENIZER, ["stop"])
+    for _ in range(50):
+        stream.add([token] * 8)
+        stream.take()
+    assert max(read) < 40
+
+
+def test_a_stop_string_is_found_before_what_is_no_text():
+    stream, tokens = TextStream(TOKENIZER, ["STOP"]), TOKENIZER.encode("xSTOP")
+    assert stream.add([*tokens, *[NO_TEXT[-1]] * 5]) == len(tokens)
+    assert stream.stopped and stream.take() == "x"

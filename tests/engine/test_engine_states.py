@@ -11,17 +11,21 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from jkvq.cache.layout import pages_of_local, pages_of_window
+from jkvq.cache.specs.spec_text import parse_spec
 from jkvq.engine import engine as engine_module
 from jkvq.engine.engine import Engine
 from jkvq.engine.options import Options
 from jkvq.engine.writer import Handle
 from jkvq.models.config import LocalLayers
-from jkvq.scheduling.scheduler import Limits
+from jkvq.scheduling.scheduler import Limits, Scheduler
+from jkvq.scheduling.sequence import Sequence
+from jkvq.support.errors import UserError
 from tests.engine.fake_runner import FakeRunner, expected_text
 from tests.tiny import CONFIG, EOS, tiny_llm
 
 CACHES = [
     "int4,page=8",
+    "int4,page=32",  # longer than a chunk
     "int4,page=8,sink=8,recent=8",
     "int4,page=8,recent=16",
     "int4,page=8,sink=8,recent=8,exact_layers=0",
@@ -84,10 +88,11 @@ class Requests(RuleBasedStateMachine):
         shared=st.integers(0, 70),
         own=st.lists(st.integers(0, EOS - 1), min_size=1, max_size=12),
         budget=st.integers(1, 45),
+        scored=st.booleans(),
     )
-    def submit(self, prefix, shared, own, budget):
+    def submit(self, prefix, shared, own, budget, scored):
         prompt = PREFIXES[prefix][:shared] + own
-        options = Options(max_new_tokens=budget, seed=0)
+        options = Options(max_new_tokens=budget, seed=0, prompt_logprobs=scored)
         self.handles.append((self.engine.submit_tokens(prompt, options), prompt, budget))
 
     @rule()
@@ -147,7 +152,86 @@ Requests.TestCase.settings = settings(max_examples=50, stateful_step_count=100)
 TestRequests = Requests.TestCase
 
 
-@pytest.mark.parametrize("cache", CACHES)
+def test_a_page_that_a_chunk_leaves_half_filled_is_not_shared():
+    engine = fake_engine("int4,page=32", slots=4, pages=28, tails=0, ahead=0)
+    prompts = [PREFIXES[0][:16] + [number] * 9 for number in range(4)]
+    options = Options(max_new_tokens=20, seed=0)
+    handles = [engine.submit_tokens(prompt, options) for prompt in prompts]
+    assert [each.result().tokens for each in handles] == [expected_text(p, 20) for p in prompts]
+
+
+def test_a_prompt_that_is_stored_once_more_leaves_no_second_copy():
+    """A scored prompt stores again what is there: for both copies the pool would be too small."""
+    engine = fake_engine("int4,page=8", slots=2, pages=16, tails=0, ahead=0)
+    prompt = PREFIXES[0][:64]
+    engine.submit_tokens(prompt[:48], Options(max_new_tokens=1, seed=0)).result()
+    scored = Options(max_new_tokens=60, seed=0, prompt_logprobs=True, ignore_eos=True)
+    handle = engine.submit_tokens(prompt, scored)
+    for _ in range(100):
+        engine.step()
+    assert handle.done and engine.stats.preemptions == 0
+
+
+def test_stored_prompts_are_no_more_than_pages():
+    engine = fake_engine("int4,page=8,sink=8,recent=16", slots=1, pages=16, tails=2, ahead=0)
+    one = Options(max_new_tokens=1, seed=0)
+    for number in range(100):  # each in windows whole: it has no packed page
+        engine.submit_tokens([number, *PREFIXES[0][:20]], one).result()
+    prefix = engine._scheduler.prefix
+    assert 2 <= len(prefix) <= 17 + engine._scheduler.exact.pages
+    once_more = engine.submit_tokens([99, *PREFIXES[0][:20]], one).result()
+    assert once_more.cached_tokens == 16
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_pieces_add_up_to_the_text_if_others_run_the_engine_meanwhile(ahead):
+    engine = fake_engine("int4,page=8", slots=2, pages=16, tails=0, ahead=ahead)
+    options = Options(max_new_tokens=20, seed=0, ignore_eos=True)
+    one, other = (engine.submit_tokens(PREFIXES[0][: 20 + n], options) for n in range(2))
+    pieces = [(piece, other.result())[0] for piece in one]
+    assert "".join(pieces) == one.result().text != ""
+    assert not one.watched
+
+
+def test_an_interrupted_tick_ends_the_engine(monkeypatch):
+    engine = fake_engine("int4,page=8", slots=2, pages=16, tails=0, ahead=0)
+    handle = engine.submit_tokens(PREFIXES[0], Options(max_new_tokens=5, seed=0))
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(engine._runner, "prefill", interrupted)
+        handle.result()
+    handle.cancel()
+    for ask in (engine.step, lambda: engine.submit_tokens([1], Options(seed=0))):
+        with pytest.raises(UserError, match="interrupted in the middle of a tick: make a new one"):
+            ask()
+
+
+@pytest.mark.parametrize("window", [1, 8, 20, 100, 128, 512])
+@pytest.mark.parametrize("recent", [0, 8, 64, 192, 576])
+@pytest.mark.parametrize("page", [8, 64, 128])
+def test_a_sequence_never_has_more_pages_of_local_layers_than_there_are_for_it(
+    window, recent, page
+):
+    """Counted as it grows by chunks and bursts, with pages to the end of the last one."""
+    cache = f"int4,page={page},sink={recent and 8},recent={recent}"
+    pages = Limits(1, 1000, 1000, 1000, (16, 64), rows=1, tick_tokens=64, local_pages=1000)
+    scheduler = Scheduler(parse_spec(cache), pages, window=window, prefix_cache=False)
+    scheduler.submit(Sequence(0, list(range(1500)), 700, scored=False))
+    most = 0
+    while scheduler.waiting or scheduler.running:
+        plan = scheduler.plan(8)
+        most = max(most, scheduler.local.used)
+        for sequence, before in plan.decoding:
+            scheduler.advance(sequence, sequence.launched - before)
+            if sequence.launched == sequence.budget:
+                scheduler.end(sequence)
+    assert most <= pages_of_local(parse_spec(cache), window)
+
+
+@pytest.mark.parametrize("cache", [cache for cache in CACHES if "page=8" in cache])
 def test_what_bf16_would_take_counts_every_page_of_tokens_once(cache):
     engine = fake_engine(cache, slots=2, pages=28, tails=0, ahead=0, keeps=False)
     page = 8 * 2 * 2 * (2 * 2 * 16)  # tokens, keys and values, bytes, and layers of 2 heads of 16
