@@ -96,7 +96,7 @@ def main() -> None:
     # Of a GPU's memory, before anything has imported JAX, whose own share is three quarters.
     os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.92")
     warnings.showwarning = _show_warning
-    signal.signal(signal.SIGTERM, terminated)
+    signal.signal(signal.SIGTERM, _terminated)
     ended: list[int] = []
     over = threading.Event()
     try:
@@ -105,11 +105,30 @@ def main() -> None:
     except KeyboardInterrupt:
         clear()
         say("jkvq: interrupted", "red")
+        _end_with_drafts(_INTERRUPTED)
         ended = [_INTERRUPTED]
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError):  # whoever read it has gone
             stream.flush()
     os._exit(ended[0])  # at once: JAX takes half a second to take itself down
+
+
+def _terminated(number: int, frame: object) -> None:
+    """Handles SIGTERM: a command that is filling a folder has nothing else to do first."""
+    _end_with_drafts(128 + number)  # as shells have it
+    terminated(number, frame)
+
+
+def _end_with_drafts(code: int) -> None:
+    """Ends the process, if it is filling folders, and removes them.
+
+    A shell that takes its place does so: the thread that fills them ends with the process.
+    """
+    from jkvq.support.atomic import live_drafts
+
+    if drafts := live_drafts():
+        with contextlib.suppress(OSError):  # there is no shell
+            os.execlp("sh", "sh", "-c", f'rm -rf -- "$@"; exit {code}', "sh", *map(str, drafts))
 
 
 def _wait_for(over: threading.Event) -> None:

@@ -3,6 +3,7 @@
 import contextlib
 import json
 from collections.abc import Iterator
+from dataclasses import asdict
 from io import FileIO
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ from typing import Any
 import numpy as np
 from filelock import Timeout
 
+from jkvq.engine.options import Options
+from jkvq.engine.writer import Generation
 from jkvq.jobs.batch import Answer
 from jkvq.jobs.lines import RequestLines
 from jkvq.jobs.requests import Request
@@ -44,21 +47,37 @@ def answer_line(request: Request, answer: Answer, model: str) -> dict[str, Any]:
         "completion_tokens": len(written.tokens),
         "cached_tokens": written.cached_tokens,
         "seed": written.seed,
+        **_scores(request.options, written),
         "error": None,
     }
 
 
-class AnswerFile:
-    """The answers to the requests of a file.
+def _scores(options: Options, written: Generation) -> dict[str, Any]:
+    """The log probabilities that a request asks for, as `Generation` has them."""
+    asked: dict[str, Any] = {}
+    if options.top_logprobs:
+        asked |= {name: getattr(written, name) for name in ("tokens", "logprobs", "top_logprobs")}
+    if options.prompt_logprobs:
+        asked["prompt"] = asdict(written.prompt)
+    return asked
 
-    done: which requests have one from an earlier run.
-    errors: how many answers are errors.
+
+class AnswerFile:
+    """The answers to the requests of a file; one that comes after an error takes its place.
+
+    done: which requests have one.
+    failed: of which it is an error.
     """
 
     def __init__(self, path: Path, requests: RequestLines, file: FileIO):
         self._path, self._requests, self._file = path, requests, file
-        self.done, self.errors = np.zeros(len(requests), bool), 0
+        self.done, self.failed = np.zeros((2, len(requests)), bool)
         self._take_up()
+
+    @property
+    def errors(self) -> int:
+        """How many answers are errors."""
+        return int(self.failed.sum())
 
     def _take_up(self) -> None:
         """Notes what is answered, and cuts off a last line that a killed run has not ended."""
@@ -79,10 +98,9 @@ class AnswerFile:
             failed = found["error"] is not None
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             raise self._foreign(number) from None
-        if place is None or self.done[place]:
+        if place is None or (self.done[place] and not self.failed[place]):
             raise self._foreign(number)
-        self.done[place] = True
-        self.errors += failed
+        self.done[place], self.failed[place] = True, failed
 
     def _foreign(self, number: int) -> UserError:
         return UserError(
@@ -91,7 +109,11 @@ class AnswerFile:
         )
 
     def append(self, line: dict[str, Any]) -> None:
-        """Writes an answer."""
+        """Writes an answer, unless it is one more error of its request."""
+        place, failed = self._requests.place(line["line"], line.get("custom_id")), line["error"]
+        assert place is not None
+        if failed is not None and self.failed[place]:
+            return
         content = json.dumps(line).encode() + b"\n"
         try:
             while content:  # once, unless the disk is full
@@ -101,7 +123,7 @@ class AnswerFile:
                 f"{self._path} cannot be written: {error.strerror}; the answers so far are kept, "
                 "and the same command goes on from them"
             ) from None
-        self.errors += line["error"] is not None
+        self.done[place], self.failed[place] = True, failed is not None
 
 
 @contextlib.contextmanager

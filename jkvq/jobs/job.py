@@ -37,11 +37,15 @@ class Tally:
 
 
 class Job:
-    """Requests, and the answers that there are."""
+    """Requests, and the answers that there are.
 
-    def __init__(self, requests: RequestLines, answers: AnswerFile):
+    retry: errors of earlier runs are no answers; their requests are left.
+    """
+
+    def __init__(self, requests: RequestLines, answers: AnswerFile, retry: bool = False):
         self._requests, self._answers = requests, answers
-        self.total, self.kept = len(requests), int(answers.done.sum())
+        self._kept = answers.done & ~answers.failed if retry else answers.done
+        self.total, self.kept = len(requests), int(self._kept.sum())
 
     @property
     def errors(self) -> int:
@@ -50,7 +54,7 @@ class Job:
 
     def left(self, job: int = 0) -> Iterator[Asked]:
         """Requests that are not answered yet, as those of the job of this number."""
-        for index, request in self._requests.left(self._answers.done):
+        for index, request in self._requests.left(self._kept):
             yield Asked(job, index, request)
 
     def keep(self, asked: Asked, answer: Answer, model: str) -> None:
@@ -87,7 +91,7 @@ def _now() -> float:
 
 @contextlib.contextmanager
 def open_job(
-    requests: Path, out: Path, *, max_new_tokens: int = 256, seed: int = 0
+    requests: Path, out: Path, *, max_new_tokens: int = 256, seed: int = 0, retry: bool = False
 ) -> Iterator[Job]:
     """The job of answering a file; goes on where an earlier run has stopped.
 
@@ -96,6 +100,7 @@ def open_job(
         out: where the answers are or will be; nobody else can open it as a job meanwhile.
         max_new_tokens: of requests that do not say.
         seed: requests that draw and name no seed get one made of it and their line's number.
+        retry: try again what failed in an earlier run.
     """
     defaults = Options(max_new_tokens=max_new_tokens, seed=seed)
     if out.exists() and requests.exists() and out.samefile(requests):
@@ -104,4 +109,4 @@ def open_job(
         with spinner("Reading the requests"):
             lines = held.enter_context(contextlib.closing(RequestLines(requests, defaults)))
             answers = held.enter_context(open_answers(out, lines))
-        yield Job(lines, answers)
+        yield Job(lines, answers, retry)

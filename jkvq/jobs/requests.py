@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -90,7 +91,15 @@ def _plain_request(found: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         both = "both prompt and messages" if "prompt" in given else "no prompt"
         raise UserError(f"the request has {both}: {_LINE}")
     prompt = read_messages(given["messages"]) if "messages" in given else given["prompt"]
-    return prompt, {name: value for name, value in given.items() if name in _OPTIONS}
+    options = {name: value for name, value in given.items() if name in _OPTIONS}
+    if isinstance(biases := options.get("logit_bias"), dict):
+        options["logit_bias"] = {_token(name): bias for name, bias in biases.items()}
+    return prompt, options
+
+
+def _token(name: Any) -> Any:
+    """A token of an object, whose names JSON writes as text."""
+    return int(name) if isinstance(name, str) and re.fullmatch("[0-9]{1,10}", name) else name
 
 
 def _single(prompt: Any) -> Prompt:

@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jkvq.cache.calibrated import Calibration, methods_for
+from jkvq.cache.calibrated import methods_for
 from jkvq.cache.specs.spec import CacheSpec
-from jkvq.cache.specs.spec_text import parse_spec
+from jkvq.cache.specs.spec_text import parse_spec, spec_text
 from jkvq.calibration.artefact import (
     Artefact,
     Manifest,
@@ -56,7 +56,6 @@ from jkvq.support.progress import note
 from jkvq.version import VERSION
 
 DEFAULT_CORPUS = "pydoc_data.topics"
-FIRST_USE_TOKENS = 2048  # seconds instead of a minute; docs/calibration.md has what it costs
 _SELF_SEQUENCES = 8  # texts that the model writes, as one batch
 
 
@@ -99,7 +98,7 @@ def calibrate(
         )
     if isinstance(model, Model) and dtype is not None:
         raise refusal("dtype", dtype, "the model is loaded already; leave it out")
-    chosen = read_options(method, options)
+    chosen = _written_out(read_options(method, options))
     _clipped(chosen)
     start = _start(learn_from, chosen)
     tokens = whole("tokens", tokens, 1, INT32, "a whole number; some thousands are good")
@@ -123,6 +122,13 @@ def calibrate(
     save_artefact(artefact, folder, replace=out is None)
     forget(state_file(folder))
     return artefact
+
+
+def _written_out(chosen: CalibrationOptions) -> CalibrationOptions:
+    """Options in which caches are no names, which the user may give to others later."""
+    given = {name: getattr(chosen, name) for name in ("clip_for", "learn_for")}
+    texts = {name: spec_text(parse_spec(text)) for name, text in given.items() if text is not None}
+    return dataclasses.replace(chosen, **texts)
 
 
 def _start(learn_from: str | Path | None, chosen: CalibrationOptions) -> Artefact | None:
@@ -152,7 +158,9 @@ def calibrates_on_first_use(spec: CacheSpec) -> bool:
     return not methods_for(spec)[0].startswith("kmeans")
 
 
-def calibrate_on_first_use(model: Model, spec: CacheSpec, reason: str) -> Calibration:
+def calibrate_on_first_use(
+    model: Model, spec: CacheSpec, folder: Path, tokens: int, reason: str
+) -> Artefact:
     """Calibrates a model for a cache on the default text, and keeps the artefact if it can.
 
     ``reason``, why there is none to take, begins the line that the person who waits reads.
@@ -160,19 +168,13 @@ def calibrate_on_first_use(model: Model, spec: CacheSpec, reason: str) -> Calibr
     if not calibrates_on_first_use(spec):
         raise missing_calibration(model.name, spec)
     method = methods_for(spec)[0]
-    folder = default_folder(model.name, method)
-    note(
-        f"{reason}: calibrating on {FIRST_USE_TOKENS:,} tokens of {DEFAULT_CORPUS}, "
-        f"kept in {folder}"
-    )
-    artefact = _made(
-        model, method, CalibrationOptions(), read_corpus(None), FIRST_USE_TOKENS, folder
-    )
+    note(f"{reason}: calibrating on {tokens:,} tokens of {DEFAULT_CORPUS}, kept in {folder}")
+    artefact = _made(model, method, CalibrationOptions(), read_corpus(None), tokens, folder)
     try:
         save_artefact(artefact, folder, replace=True)
     except UserError as error:
         note(f"The calibration is for this run only: {error}")
-    return artefact.calibration
+    return artefact
 
 
 def _made(

@@ -16,6 +16,7 @@ from jkvq.calibration.solve import CalibrationOptions
 from jkvq.evaluation.corpus import leading_tokens
 from jkvq.models.model import Model
 from jkvq.support.errors import UserError
+from jkvq.support.lock import hidden_beside
 from jkvq.version import VERSION
 
 METHOD = "jkvq"  # whose rotations can be learned, and serve layers of any width
@@ -85,8 +86,8 @@ def learned(
 
 
 def state_file(folder: Path) -> Path:
-    """Where a run that is to fill a folder keeps how far it is; hidden, as drafts are."""
-    return folder.with_name(f".{folder.name}-learning")
+    """Where a run that is to fill a folder keeps how far it is; hidden, as locks are."""
+    return hidden_beside(folder, "learning")
 
 
 def _identity(model: Model, start: Calibration, text: Text, chosen: CalibrationOptions) -> str:

@@ -7,24 +7,26 @@ from jkvq.attention.implementation import choose_implementation, require_known
 from jkvq.cache.calibrated import Calibration, methods_for
 from jkvq.cache.specs.spec import CacheSpec
 from jkvq.cache.specs.spec_text import as_spec, parse_spec, spec_text
-from jkvq.calibration.artefact import find_artefact, load_artefact
+from jkvq.calibration.artefact import find_artefact
 from jkvq.defaults import DEFAULT_CACHES, DEFAULT_MODEL, PLAIN_CACHE
 from jkvq.llm import (
     LLM,
     checked_basis,
+    checked_pool,
     find_calibration,
     missing_calibration,
     read_calibration,
     require_use,
     with_cache,
 )
-from jkvq.loading.calibrate import calibrate_on_first_use, calibrates_on_first_use
+from jkvq.loading.calibrate import calibrates_on_first_use
+from jkvq.loading.kept_calibration import artefact_for
 from jkvq.loading.self_check import check_cache
 from jkvq.models.config import ModelConfig
 from jkvq.models.dtype import DTypeLike, compute_dtype
 from jkvq.models.formats.checkpoint import open_checkpoint
 from jkvq.models.model import Model, read_model
-from jkvq.support.arguments import INT32, flag, whole
+from jkvq.support.arguments import flag
 from jkvq.support.errors import CacheWarning, UserError
 from jkvq.support.progress import spinner
 from jkvq.support.user_cache import sweep_drafts
@@ -78,8 +80,7 @@ def load_both(
 ) -> tuple[Model, LLM]:
     """A model without a cache, and with one; see `load`."""
     spec = None if cache is None else as_spec(cache)
-    if pool_tokens is not None:
-        pool_tokens = whole("pool_tokens", pool_tokens, 1, INT32, "a whole number, 1 or more")
+    pool_tokens = checked_pool(pool_tokens)
     require_known(implementation)
     flag("check", check)
     if calibration is not None:
@@ -141,26 +142,10 @@ def _refuse_early(
 
 
 def calibration_for(plain: Model, spec: CacheSpec, given: Calibration | None) -> Calibration | None:
-    """What a cache needs: as given, as kept for these weights, or made now.
-
-    What was kept is made again if it is damaged, or of an older format or other weights.
-    """
+    """What a cache needs: as given, as kept for these weights, or made now."""
     if given is not None or not methods_for(spec):
         return given
-    folder = find_artefact(plain.name, spec)
-    reason = f"First use of {spec_text(spec)} with {plain.name}"
-    if folder is not None:
-        try:
-            kept = load_artefact(folder).calibration
-        except UserError as error:
-            if not calibrates_on_first_use(spec):
-                raise
-            reason = str(error).rpartition(";")[0]
-        else:
-            if kept.weights == plain.fingerprint:
-                return kept
-            reason = f"{plain.name} has other weights than when it was calibrated"
-    return calibrate_on_first_use(plain, spec, reason)
+    return artefact_for(plain, spec).calibration
 
 
 def _alternative(plain: Model, broken: CacheSpec) -> str:

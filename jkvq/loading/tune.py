@@ -12,13 +12,7 @@ from jkvq.cache.specs.kept_names import keep_name, require_free_name
 from jkvq.cache.specs.presets import EVALUATED_ONLY, PRESETS
 from jkvq.cache.specs.spec import CacheSpec
 from jkvq.cache.specs.spec_text import spec_text
-from jkvq.calibration.artefact import (
-    Artefact,
-    default_folder,
-    find_artefact,
-    load_artefact,
-    save_artefact,
-)
+from jkvq.calibration.artefact import Artefact, save_artefact
 from jkvq.calibration.learning.cost import operations, require_time
 from jkvq.calibration.learning.passes import first_that_reads_coded
 from jkvq.calibration.learning.text import Text, cut
@@ -32,10 +26,12 @@ from jkvq.calibration.tuning.widths import (
     narrowest_alike,
     side_options,
 )
+from jkvq.defaults import CALIBRATION_TOKENS
 from jkvq.evaluation.corpus import leading_tokens, text_tokens
 from jkvq.llm import require_same_weights
-from jkvq.loading.calibrate import Corpus, calibrate, read_corpus
-from jkvq.loading.learn import METHOD, balanced_artefact
+from jkvq.loading.calibrate import Corpus, read_corpus
+from jkvq.loading.kept_calibration import artefact_for, kept_calibration
+from jkvq.loading.learn import balanced_artefact
 from jkvq.models.config import ModelConfig
 from jkvq.models.decoder import weight_bytes
 from jkvq.models.dtype import DTypeLike, compute_dtype
@@ -46,6 +42,7 @@ from jkvq.support.errors import UserError
 from jkvq.support.memory import format_bytes, parse_bytes
 from jkvq.support.progress import count_bar, note, spinner
 
+_BALANCED = PRESETS["jkvq-int2"].spec  # a cache that the same calibration serves
 _READ = 2  # batches of windows that sensitivities are measured on
 _BATCH = 4  # windows
 
@@ -140,7 +137,7 @@ def tune(
     spec, kl = _chosen(loaded, artefact, read, target)
     caches = {**artefact.manifest.caches, name: spec_text(spec)}
     manifest = dataclasses.replace(artefact.manifest, caches=caches)
-    place = folder or default_folder(loaded.name, METHOD)
+    place = folder or kept_calibration(loaded, _BALANCED).folder
     save_artefact(dataclasses.replace(artefact, manifest=manifest), place, replace=folder is None)
     keep_name(name, spec_text(spec))
     return Tuned(name, spec, _bits(loaded.config, spec, target.context), kl, place)
@@ -200,10 +197,7 @@ def _artefact(model: Model, given: str | Path | None) -> Artefact:
         artefact = balanced_artefact(given)
         require_same_weights(artefact.calibration, model)
         return artefact
-    folder = find_artefact(model.name, PRESETS["jkvq-int2"].spec)
-    if folder is not None and (kept := load_artefact(folder)).manifest.weights == model.fingerprint:
-        return kept
-    return calibrate(model, method=METHOD)
+    return artefact_for(model, _BALANCED, CALIBRATION_TOKENS)
 
 
 def _chosen(
@@ -213,7 +207,7 @@ def _chosen(
     config, how = model.config, (model.config, model.params, artefact.calibration)
     read = [text.batch_of(step) for step in range(_READ)]
     usable = _usable(text.windows.shape[1])
-    at = min(usable, key=lambda window: abs(window.recent - PRESETS["jkvq-int2"].spec.recent))
+    at = min(usable, key=lambda window: abs(window.recent - _BALANCED.recent))
     options = list(dict.fromkeys(narrowest_alike(side_options(at))))
     with count_bar("Coding one layer at a time", len(read) * config.layers * len(options)) as bar:
         alone = dict(zip(options, sensitivities(*how, options, read, bar), strict=True))

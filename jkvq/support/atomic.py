@@ -13,6 +13,13 @@ from jkvq.support.errors import UserError
 from jkvq.support.lock import lock_beside
 from jkvq.support.memory import format_bytes
 
+_live: list[Path] = []
+
+
+def live_drafts() -> list[Path]:
+    """The folders that this process is filling now: should it be ended, they are to go with it."""
+    return list(_live)
+
 
 @contextlib.contextmanager
 def written_whole(path: Path) -> Iterator[IO[str]]:
@@ -57,7 +64,8 @@ def drafted(folder: Path, *, replace: bool = False, needs: int = 0) -> Iterator[
     except OSError as error:
         raise UserError(f"{folder} cannot be written: {error.strerror}") from None
     try:
-        yield draft
+        with _filling(draft):
+            yield draft
         draft.chmod(0o755)  # mkdtemp's are private
         with lock_beside(folder) if replace else contextlib.nullcontext():
             if replace and folder.exists():
@@ -70,15 +78,30 @@ def drafted(folder: Path, *, replace: bool = False, needs: int = 0) -> Iterator[
         shutil.rmtree(draft, ignore_errors=True)
 
 
+@contextlib.contextmanager
+def _filling(draft: Path) -> Iterator[None]:
+    _live.append(draft)
+    try:
+        yield
+    finally:
+        _live.remove(draft)
+
+
 def is_vacant(folder: Path) -> bool:
     """Whether there is no such folder, or nothing in it."""
     return not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
 
 
 def require_vacant(folder: Path) -> None:
-    """Refuses a folder that holds something."""
+    """Refuses a folder that holds something, and one whose place no other can take."""
     if not is_vacant(folder):
         raise UserError(f"{folder} exists and is not empty; name a new folder")
+    is_current = folder.exists() and folder.samefile(Path())
+    if is_current or folder.is_symlink() or os.path.ismount(folder):
+        raise UserError(
+            f"{folder} is the current folder, a link or where a disk is mounted, and no folder can "
+            "take its place; name a new folder"
+        )
 
 
 @contextlib.contextmanager

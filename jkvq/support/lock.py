@@ -1,5 +1,6 @@
 """Locks between processes that write the same file or folder."""
 
+import os
 from pathlib import Path
 
 from filelock import FileLock
@@ -7,4 +8,10 @@ from filelock import FileLock
 
 def lock_beside(path: Path) -> FileLock:
     """The lock of whoever writes ``path``: a hidden file beside it, which stays there."""
-    return FileLock(path.with_name(f".{path.name}.lock"))
+    return FileLock(hidden_beside(path, "lock"))
+
+
+def hidden_beside(path: Path, kind: str) -> Path:
+    """The hidden file of a kind beside ``path``, which may be ``.`` too."""
+    place = Path(os.path.abspath(path))
+    return place.parent / f".{place.name}.{kind}"

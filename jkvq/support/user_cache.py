@@ -10,6 +10,7 @@ from pathlib import Path
 from platformdirs import user_cache_path
 
 _STALE = 24 * 3600  # seconds: who writes a draft has written to it since, or is gone
+_NO_DRAFTS = (".lock", ".learning")  # are hidden too: locks, and how far `--learn` is
 
 
 def cache_folder() -> Path:
@@ -31,7 +32,7 @@ def stale_drafts() -> Iterator[Path]:
     for pattern in ("models/.*", "calibrations/*/.*", "checks/.*"):
         for path in cache_folder().glob(pattern):
             age = time.time() - last_change(path)
-            if path.suffix != ".lock" and age > _STALE and is_inside(path):
+            if path.suffix not in _NO_DRAFTS and age > _STALE and is_inside(path):
                 yield path
 
 

@@ -31,7 +31,8 @@ class Sampling:
     seed: int
 
     def __post_init__(self):
-        Options(self.max_new_tokens or 1, self.temperature, seed=self.seed)  # refuses what is bad
+        most = 1 if self.max_new_tokens is None else self.max_new_tokens
+        Options(most, self.temperature, seed=self.seed)  # refuses what is bad
         whole("samples", self.samples, 1, INT32, "answers to each problem, 1 or more")
         if self.samples > 1 and self.temperature == 0:
             raise UserError(
@@ -54,13 +55,14 @@ def write_problems(path: Path, problems: Iterable[Problem], sampling: Sampling) 
 
 def _request(problem: Problem, sample: int, number: int, sampling: Sampling) -> dict[str, Any]:
     drawn = {} if sampling.temperature == 0 else {"temperature": sampling.temperature}
+    most = sampling.max_new_tokens
     return {
         "custom_id": f"{problem.name}#{sample}",
         "prompt": problem.prompt,
         **({} if problem.chat else {"chat": False}),
         **({"answer_start": problem.answer_start} if problem.answer_start else {}),
         **({"stop": problem.stop} if problem.stop else {}),
-        "max_new_tokens": sampling.max_new_tokens or problem.max_new_tokens,
+        "max_new_tokens": problem.max_new_tokens if most is None else most,
         **drawn,
         "seed": mixed_seed(sampling.seed, number),
         "metadata": {name: getattr(problem, name) for name in _METADATA},

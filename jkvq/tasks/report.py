@@ -1,10 +1,13 @@
 """The report of a job: tables in Markdown, one picture, and the same figures as JSON."""
 
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from jkvq.support.atomic import written_whole
 from jkvq.support.pictures import MARKERS, line_look, new_figure, save_picture
@@ -20,7 +23,8 @@ _NOTES = """\
 Scores are in percent. The interval of an accuracy is Wilson's, that of a difference from
 {reference} a bootstrap over problems, both of 95%. Bits are those stored per element at the mean
 length of prompt and answer. *Ended* are texts that end by themselves, *same* those equal to
-{reference}'s; the others part from it after so many characters in the median.
+{reference}'s; the others part from it after so many characters in the median. *Failed* are
+requests that could not be run: they are part of no figure, and of no difference on either side.
 """
 
 
@@ -47,12 +51,19 @@ def write_report(
 
 
 def listed(results: Results) -> list[dict[str, Any]]:
-    """The results as JSON has them."""
+    """The results as JSON has them, where null stands for NaN."""
     return [
-        {"task": column.task, "part": column.part, "cache": cache, **asdict(result)}
+        {
+            **{"task": column.task, "part": column.part, "cache": cache},
+            **{name: None if _is_nan(each) else each for name, each in asdict(result).items()},
+        }
         for column, by_cache in results.items()
         for cache, result in by_cache.items()
     ]
+
+
+def _is_nan(figure: float | Interval | None) -> bool:
+    return figure is not None and bool(np.isnan(figure).any())
 
 
 def table(rows: Iterable[Sequence[str]]) -> Iterator[str]:
@@ -71,33 +82,43 @@ def overview(results: Results) -> Iterator[list[str]]:
     yield ["cache", *titles, *(f"{task}, area" for task in by_length)]
     for cache in next(iter(results.values())):
         cells = [_short(by_cache[cache]) for by_cache in results.values()]
-        yield [cache, *cells, *(f"{100 * found[task][cache]:.1f}" for task in by_length)]
+        yield [cache, *cells, *(_figure(100 * found[task][cache], ".1f") for task in by_length)]
 
 
 def _short(result: Result) -> str:
-    mean = f"{100 * result.accuracy.value:.1f}"
-    return mean if result.difference is None else f"{mean} ({100 * result.difference.value:+.1f})"
+    mean, apart = _figure(100 * result.accuracy.value, ".1f"), result.difference
+    if apart is not None:
+        mean += f" ({100 * apart.value:+.1f})"
+    failed = f"{result.failed:,} failed" if result.failed else ""
+    return ", ".join(filter(None, (mean, failed)))
 
 
 def _details(by_cache: Mapping[str, Result]) -> Iterator[list[str]]:
     count = next(iter(by_cache.values())).problems
     header = ("cache", "bits", f"accuracy of {count:,}", "difference", "tokens", "ended")
-    yield [*header, "same", "parts after"]
+    some_failed = any(result.failed for result in by_cache.values())
+    yield [*header, "same", "parts after", *(["failed"] if some_failed else [])]
     for cache, result in by_cache.items():
         compared = ["", "", ""]
         if result.difference is not None and result.same is not None:
             parted = "" if result.parted is None else f"{result.parted:,.0f}"
             compared = [_percent(result.difference, "+.1f"), f"{100 * result.same:.0f}", parted]
         yield [
-            *(cache, f"{result.bits:.2f}", _percent(result.accuracy, ".1f"), compared[0]),
-            *(f"{result.tokens:,.0f}", f"{100 * result.ended:.0f}", *compared[1:]),
+            *(cache, _figure(result.bits, ".2f"), _percent(result.accuracy, ".1f"), compared[0]),
+            *(_figure(result.tokens, ",.0f"), _figure(100 * result.ended, ".0f"), *compared[1:]),
+            *([f"{result.failed:,}"] if some_failed else []),
         ]
 
 
 def _percent(interval: Interval, form: str) -> str:
     """An interval in percent."""
-    value, low, high = (f"{100 * number:{form}}" for number in interval)
-    return f"{value} ({low} to {high})"
+    value, low, high = (_figure(100 * number, form) for number in interval)
+    return f"{value} ({low} to {high})" if value else ""
+
+
+def _figure(value: float, form: str) -> str:
+    """A figure; nothing for NaN, where no request could be run."""
+    return "" if math.isnan(value) else f"{value:{form}}"
 
 
 def _kinds(task: str, scores: Mapping[str, Sequence[Score]]) -> Iterator[str]:
@@ -108,7 +129,10 @@ def _kinds(task: str, scores: Mapping[str, Sequence[Score]]) -> Iterator[str]:
         return
     yield f"\n## {task} by kind\n\n"
     rows = (
-        [Column(kind, part).title, *(f"{100 * each[kind, part]:.1f}" for each in means.values())]
+        [
+            Column(kind, part).title,
+            *(_figure(100 * each[kind, part], ".1f") for each in means.values()),
+        ]
         for kind, part in keys
     )
     yield from table([["", *means], *rows])

@@ -1,5 +1,6 @@
 """What the scores of caches say: means, differences from 16 bits, and how sure they are."""
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -23,11 +24,13 @@ class Column(NamedTuple):
 
 @dataclass(frozen=True)
 class Result:
-    """A cache on a task.
+    """A cache on a task; figures are of the requests that could be run, NaN if there are none.
 
     problems: how many.
+    failed: requests that could not be run.
     accuracy: the mean score.
-    difference: from the reference's, over the same problems; None of the reference itself.
+    difference: from the reference's, over the same problems; None of the reference itself, and if
+        there is no request that both could run.
     bits: per element, at the mean length of prompt and answer.
     tokens: of an answer, in the mean.
     ended: the part of texts that end by themselves.
@@ -36,6 +39,7 @@ class Result:
     """
 
     problems: int
+    failed: int
     accuracy: Interval
     difference: Interval | None
     bits: float
@@ -83,19 +87,32 @@ def _of_part(scores: Iterable[Score], part: str) -> list[Score]:
 
 
 def _result(scores: list[Score], base: list[Score] | None, bits: Callable[[int], float]) -> Result:
-    means = _by_problem(scores)
-    pairs = list(zip(scores, base or (), strict=base is not None))
+    answered = [score for score in scores if score.error is None]
+    pairs = [
+        (ours, theirs)
+        for ours, theirs in zip(scores, base or (), strict=base is not None)
+        if ours.error is None and theirs.error is None
+    ]
+    sides = (_by_problem(ours for ours, _ in pairs), _by_problem(theirs for _, theirs in pairs))
     apart = [_shared(a.text, b.text) for a, b in pairs if a.text != b.text]
+    context = _mean(score.context for score in answered)
     return Result(
-        problems=len(means),
-        accuracy=mean_score(means),
-        difference=None if base is None else paired_difference(means, _by_problem(base)),
-        bits=bits(max(1, round(np.mean([score.context for score in scores])))),
-        tokens=float(np.mean([score.tokens for score in scores])),
-        ended=float(np.mean([score.ended for score in scores])),
-        same=None if base is None else 1 - len(apart) / len(pairs),
+        problems=len(_by_problem(scores)),
+        failed=len(scores) - len(answered),
+        accuracy=mean_score(_by_problem(answered)),
+        difference=paired_difference(*sides) if pairs else None,
+        bits=bits(max(1, round(context))) if answered else math.nan,
+        tokens=_mean(score.tokens for score in answered),
+        ended=_mean(score.ended for score in answered),
+        same=1 - len(apart) / len(pairs) if pairs else None,
         parted=float(np.median(apart)) if apart else None,
     )
+
+
+def _mean(figures: Iterable[float]) -> float:
+    """NaN of none."""
+    found = list(figures)
+    return float(np.mean(found)) if found else math.nan
 
 
 def _shared(one: str, other: str) -> int:
@@ -114,11 +131,12 @@ def _by_problem(scores: Iterable[Score]) -> np.ndarray:
 
 
 def by_kind(scores: Iterable[Score]) -> dict[tuple[str, str], float]:
-    """Mean scores by kind and part."""
+    """Mean scores by kind and part, of the requests that could be run."""
     found: dict[tuple[str, str], list[float]] = {}
     for score in scores:
-        found.setdefault((score.kind, score.part), []).append(score.score)
-    return {key: float(np.mean(each)) for key, each in found.items()}
+        answered = [score.score] if score.error is None else []
+        found.setdefault((score.kind, score.part), []).extend(answered)
+    return {key: _mean(each) for key, each in found.items()}
 
 
 def areas(results: Results, task: str) -> dict[str, float]:

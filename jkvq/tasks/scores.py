@@ -1,5 +1,6 @@
 """Scores of answers: made once, in the problems' order, and kept."""
 
+import itertools
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,9 +21,10 @@ class Score:
     """What an answer was worth.
 
     problem, part, kind: see `jkvq.tasks.task.Problem`.
-    score: from 0 to 1.
+    score: from 0 to 1; it says nothing if there is an error.
     ended: whether the text ended by itself, not at its limit.
     context, tokens: of the prompt and the answer together, and of the answer.
+    error: why the request could not be run.
     """
 
     problem: str
@@ -34,18 +36,20 @@ class Score:
     tokens: int
     expected: Any
     text: str
+    error: str | None = None
 
 
 def score_answers(task: Task, problems: Path, answers: Path, place: Path) -> None:
-    """Scores a file of answers, unless that has been done; one without text is a miss."""
-    if place.exists():
-        return
+    """Scores a file of answers; what there is of the same answers is kept."""
+    kept = list(read_scores(place)) if place.exists() else []
     by_line = {found["line"]: found for found in map(json.loads, answers.open(encoding="utf-8"))}
 
-    def scored(numbered: tuple[int, Problem]) -> Score:
-        number, problem = numbered
+    def scored(number: int, problem: Problem) -> Score:
         found = by_line[number]
-        text = found["text"] or ""
+        text, error = found["text"] or "", found["error"]
+        before = kept[number - 1] if kept else None
+        if before is not None and (before.text, before.error) == (text, error):
+            return before
         return Score(
             *(problem.name, problem.part, problem.kind),
             score=task.score(problem, text) if text else 0.0,
@@ -54,16 +58,18 @@ def score_answers(task: Task, problems: Path, answers: Path, place: Path) -> Non
             tokens=found.get("completion_tokens", 0),
             expected=problem.expected,
             text=text,
+            error=error,
         )
 
-    with (
-        count_bar("Scoring", len(by_line)) as bar,
-        ThreadPoolExecutor(_AT_ONCE) as pool,
-        written_whole(place) as file,
-    ):
-        for score in pool.map(scored, enumerate(read_problems(problems), 1)):
-            file.write(json.dumps(asdict(score), ensure_ascii=False) + "\n")
+    scores = []
+    with count_bar("Scoring", len(by_line)) as bar, ThreadPoolExecutor(_AT_ONCE) as pool:
+        for score in pool.map(scored, itertools.count(1), read_problems(problems)):
+            scores.append(score)
             bar.advance(1)
+    if scores != kept:
+        with written_whole(place) as file:
+            for score in scores:
+                file.write(json.dumps(asdict(score), ensure_ascii=False) + "\n")
 
 
 def read_scores(place: Path) -> Iterator[Score]:

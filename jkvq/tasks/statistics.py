@@ -22,7 +22,10 @@ def mean_score(scores: Float[np.ndarray, " n"]) -> Interval:
     """The mean of scores from 0 to 1, with Wilson's interval.
 
     Scores between 0 and 1 vary less than those that are either; for them it is somewhat wide.
+    Without scores all of it is NaN.
     """
+    if not len(scores):
+        return Interval(math.nan, math.nan, math.nan)
     n, mean = len(scores), float(np.mean(scores))
     centre = (mean + _Z**2 / (2 * n)) / (1 + _Z**2 / n)
     half = _Z / (1 + _Z**2 / n) * math.sqrt(mean * (1 - mean) / n + _Z**2 / (4 * n**2))

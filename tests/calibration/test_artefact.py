@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -246,9 +247,12 @@ def test_what_is_kept_comes_before_what_ships_and_other_weights_before_neither(
     tiny, made, tmp_path, monkeypatch
 ):
     spec, again = parse_spec("jkvq-int4"), jkvq.Calibration(method="jkvq")
+    first_use = SimpleNamespace(calibration=again)
     monkeypatch.setattr("jkvq.calibration.artefact.CATALOG", {"tiny": None})
     monkeypatch.setattr("jkvq.calibration.artefact._SHIPPED", tmp_path / "shipped")
-    monkeypatch.setattr("jkvq.loading.load.calibrate_on_first_use", lambda *_: again)
+    monkeypatch.setattr(
+        "jkvq.loading.kept_calibration.calibrate_on_first_use", lambda *_: first_use
+    )
     assert calibration_for(model_of(tiny), spec, None) is again
     shutil.copytree(made, tmp_path / "shipped" / "tiny" / "jkvq")
     found = calibration_for(model_of(tiny), spec, None)

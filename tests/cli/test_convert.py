@@ -14,3 +14,10 @@ def test_convert_writes_a_folder_that_loads(model, tmp_path):
     assert found.tokens == expected.tokens
     with pytest.raises(jkvq.UserError, match="exists and is not empty"):
         run("convert", "--model", model, "--out", str(out))
+
+
+def test_the_current_folder_is_refused_before_the_model_is_read(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("jkvq.loading.convert.open_checkpoint", None)
+    with pytest.raises(jkvq.UserError, match=r"^\. is the current folder, .*; name a new folder$"):
+        run("convert", "--out", ".")

@@ -82,6 +82,36 @@ def test_ctrl_c_is_obeyed_with_a_word_while_the_command_is_busy():
         assert process.wait() == 130
 
 
+FILLING = """
+import signal, sys
+from pathlib import Path
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from jkvq.cli import main
+from jkvq.support.atomic import drafted
+
+def app(**how):
+    with drafted(Path(sys.argv[1])) as draft:
+        print("here", flush=True)
+        for number in range(10**9):  # also while the draft is being removed
+            (draft / "arrays").mkdir(exist_ok=True, parents=True)
+            (draft / "arrays" / str(number)).touch()
+
+main.app = app
+main.main()
+"""
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_folder_that_is_half_written_goes_when_the_command_is_ended(number, code, tmp_path):
+    command = [sys.executable, "-c", FILLING, str(tmp_path / "out")]
+    with subprocess.Popen(command, text=True, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "here\n"
+        process.send_signal(number)
+        assert process.wait() == code
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_bad_input_is_an_object_on_stdout_where_json_is_asked_for():
     done = run_process("generate", "Hi", "--cache", "bf15", "--json")
     sentence = "cache 'bf15' is not known: did you mean bf16?"

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import jkvq
-from jkvq.jobs.batch import Window
+from jkvq.jobs.batch import Answer, Window
 from jkvq.jobs.job import Job, Tally, open_job, run_jobs
 from jkvq.support.progress import Bar
 from tests.tiny import byte_tokenizer
@@ -87,6 +87,18 @@ def test_answers_have_the_form_of_their_requests(files):
     assert "no chat template" in found[4]["error"]["message"]
 
 
+def test_log_probabilities_are_in_the_answers_to_those_who_ask(files):
+    prompt = {"prompt": "Hi", "max_new_tokens": 2}
+    files.write([prompt, {**prompt, "top_logprobs": 3}, {**prompt, "prompt_logprobs": True}])
+    files.run()
+    plain, tops, scored = files.answers().values()
+    assert tops.keys() - plain.keys() == {"tokens", "logprobs", "top_logprobs"}
+    assert scored.keys() - plain.keys() == {"prompt"}
+    assert [max(each.values()) for each in tops["top_logprobs"]] == tops["logprobs"]  # greedy
+    assert [int(next(iter(each))) for each in tops["top_logprobs"]] == tops["tokens"]
+    assert [len(each) for each in scored["prompt"].values()] == [2, 2, 0]
+
+
 def test_chats_are_answered_by_messages(tiny, tmp_path):
     tokenizer = byte_tokenizer()
     tokenizer.hf.chat_template = "{% for m in messages %}{{ m['content'] }}!{% endfor %}"
@@ -130,6 +142,23 @@ def test_errors_of_earlier_runs_are_answers_and_count(files):
     files.out.write_text('{"line": 2, "error": "no"}\n')
     with files.open() as job:
         assert (job.kept, job.errors) == (1, 1)
+
+
+def test_errors_may_be_tried_again_and_what_comes_takes_their_place(files):
+    files.write(PROMPTS[:2])
+    lines = ['{"line": 2, "error": "no"}\n', '{"line": 1, "error": null}\n']
+    files.out.write_text("".join(lines))
+    with files.open(retry=True) as job:
+        (asked,) = job.left()
+        assert (asked.index, job.kept, job.errors) == (1, 1, 1)
+        job.keep(asked, Answer(1, None, None, "still no"), "tiny")
+        assert files.out.read_text() == "".join(lines)
+        run_jobs([job], Window(files._llm, slots=2).answers, "tiny")
+        assert job.errors == 0
+    assert files.out.read_text().startswith("".join(lines))
+    for retry in (True, False):
+        with files.open(retry=retry) as job:
+            assert (job.kept, job.errors) == (2, 0)
 
 
 def test_a_longer_file_of_requests_goes_on_too(files):

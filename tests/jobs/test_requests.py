@@ -33,6 +33,12 @@ def test_a_plain_line_has_a_prompt_and_options():
     assert found.options == Options(3, seed=2)
 
 
+def test_biases_are_by_token_whether_or_not_json_wrote_it_as_text():
+    for token in ("5", 5):
+        found = read({"prompt": "Hello", "logit_bias": {token: 1}})
+        assert found.options.logit_bias == {5: 1.0}
+
+
 def test_a_prompt_alone_is_a_request():
     assert read("Hello").prompt == "Hello"
     assert read(HELLO).prompt == HELLO
@@ -82,6 +88,8 @@ def test_fields_that_ask_for_nothing_are_let_through():
         ({"prompt": "a", "messages": HELLO}, "both prompt and messages"),
         ({"prompt": "a", "max_tokens": 3}, "no field 'max_tokens': did you mean max_new_tokens"),
         ({"prompt": "a", "max_new_tokens": 0}, "max_new_tokens=0: a whole number, 1 or more"),
+        ({"prompt": "a", "logit_bias": {"a": 1}}, "logit_bias='a': a number from -100"),
+        ({"prompt": "a", "logit_bias": [5]}, r"logit_bias=\[5\]: a number from -100"),
         ({"prompt": ""}, "the prompt is empty"),
         ({"prompt": 5}, "5 is no prompt"),
         ({"prompt": ["a", "b"]}, "one prompt, not 2: write a line for each"),

@@ -17,6 +17,8 @@ from jkvq.cache.specs.spec_text import parse_spec, spec_text
 from jkvq.calibration.artefact import default_folder, load_artefact
 from jkvq.cli.main import main
 from jkvq.llm import with_cache
+from jkvq.loading.calibrate import Corpus
+from jkvq.loading.learn import state_file
 from jkvq.loading.load import default_cache
 from jkvq.models.formats.converted_folder import write_converted
 from tests.tiny import CONFIG, biased_model, tiny_llm
@@ -170,7 +172,7 @@ def test_a_gpu_without_bfloat16_computes_in_float16_without_kernels(model, monke
     assert found.tokens == expected.tokens
 
 
-def test_new_weights_under_an_old_name_are_calibrated_anew(tmp_path):
+def test_new_weights_under_an_old_name_are_calibrated_beside_the_old_ones(tmp_path, request):
     def write(seed: int):
         llm = tiny_llm(seed=seed)
         write_converted(tmp_path / f"new{seed}", CONFIG, llm.params, llm.tokenizer)
@@ -179,14 +181,33 @@ def test_new_weights_under_an_old_name_are_calibrated_anew(tmp_path):
         (tmp_path / f"new{seed}").rename(tmp_path / "model")
 
     write(0)
-    quietly(tmp_path / "model", check=False)
-    first = load_artefact(default_folder(tmp_path / "model", "jkvq")).manifest
+    folder = default_folder(tmp_path / "model", "jkvq")
+    text = Corpus("letters", "abc" * 100)
+    made = jkvq.calibrate(tmp_path / "model", text=text, tokens=300).manifest
     write(1)
     quietly(tmp_path / "model", check=False)
-    second = load_artefact(default_folder(tmp_path / "model", "jkvq")).manifest
-    assert first.weights != second.weights
+    assert load_artefact(folder).manifest == made  # which the user may not be able to make again
+    (beside,) = folder.parent.glob("jkvq-*")
+    assert load_artefact(beside).manifest.weights != made.weights
     with pytest.raises(jkvq.UserError, match="made for a model with weights"):
-        jkvq.load(tmp_path / "old", calibration=default_folder(tmp_path / "model", "jkvq"))
+        jkvq.load(tmp_path / "model", calibration=folder)
+
+    request.getfixturevalue("nothing_runs")
+    quietly(tmp_path / "model", check=False)
+    (tmp_path / "model").rename(tmp_path / "new")
+    (tmp_path / "old").rename(tmp_path / "model")
+    quietly(tmp_path / "model", check=False)
+
+
+def test_a_load_in_another_dtype_replaces_no_calibration(model, used, request):
+    """Weights in float16 are others than those in float32."""
+    folder = default_folder(model, "jkvq")
+    made = load_artefact(folder).manifest
+    quietly(model, dtype="float16", check=False)
+    assert load_artefact(folder).manifest == made
+    request.getfixturevalue("nothing_runs")
+    for dtype in ("float16", "float32"):
+        quietly(model, dtype=dtype, check=False)
 
 
 def _without_manifest(folder: Path) -> None:
@@ -246,12 +267,14 @@ def test_drafts_of_killed_processes_are_swept_after_a_day(model, used):
             (path / "part").write_text("half")
         for path in (stale / "part", stale, fresh):  # something in it is fresh
             os.utime(path, (yesterday, yesterday))
-    lock = calibrations / ".jkvq.lock"
-    os.utime(lock, (yesterday, yesterday))
+    stay = [calibrations / ".jkvq.lock", state_file(default_folder(model, "jkvq"))]
+    for path in stay:
+        path.touch()
+        os.utime(path, (yesterday, yesterday))
     quietly(model)
     assert [path for path in drafts if path.exists()] == []
     assert all(path.with_name(path.name + "-fresh").exists() for path in drafts)
-    assert lock.exists()
+    assert [path for path in stay if not path.exists()] == []
 
 
 def test_centroids_are_not_made_on_first_use(model, monkeypatch):

@@ -1,5 +1,6 @@
 import dataclasses
 import itertools
+import shutil
 from typing import Any
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 import jkvq
 from jkvq.cache.footprint import bits_per_element, pool_bytes
 from jkvq.cache.shape import CacheShape
+from jkvq.calibration.artefact import default_folder
 from jkvq.calibration.learning.text import cut
 from jkvq.calibration.tuning import choose, sensitivity, widths
 from jkvq.evaluation.perplexity import compare
@@ -94,6 +96,27 @@ def test_bits_are_kept_and_the_cache_loads_by_its_name(model, calibration, tmp_p
     assert kl is not None
     assert narrow_kl is not None
     assert kl < 0.8 * narrow_kl
+
+
+def test_what_is_kept_is_healed_and_that_of_other_weights_stays(
+    model, calibration, tmp_path, monkeypatch, capsys
+):
+    chosen = jkvq.parse_spec("jkvq-int2"), 0.0
+    monkeypatch.setattr(tuning, "_chosen", lambda *_: chosen)
+    monkeypatch.setattr(tuning, "CALIBRATION_TOKENS", 256)
+    monkeypatch.setenv("JKVQ_CACHE", str(tmp_path))
+    folder = default_folder(model.name, "jkvq")
+    shutil.copytree(calibration, folder)
+    (folder / "manifest.json").write_text('{"format": 6}')
+    assert jkvq.tune(model, bits=7.5, **HOW).folder == folder
+    assert "format 6, and this version reads 7: calibrating on 256 tok" in capsys.readouterr().err
+    healed = jkvq.load_artefact(folder).manifest
+    assert (healed.weights, healed.tokens) == (model.fingerprint, 256)
+    other = biased_model(1.0)
+    found = jkvq.tune(other, bits=7.5, **HOW)
+    assert found.folder.parent == folder.parent
+    assert jkvq.load_artefact(found.folder).manifest.weights == other.fingerprint
+    assert jkvq.load_artefact(folder).manifest == healed
 
 
 def test_a_kl_is_kept(model, calibration, tmp_path):

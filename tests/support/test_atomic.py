@@ -4,9 +4,11 @@ import time
 from pathlib import Path
 
 import pytest
+from filelock import Timeout
 
-from jkvq.support.atomic import drafted, reading, written_whole
+from jkvq.support.atomic import drafted, reading, require_vacant, written_whole
 from jkvq.support.errors import UserError
+from jkvq.support.lock import lock_beside
 
 
 def write(folder: Path, text: str) -> None:
@@ -57,6 +59,24 @@ def test_reading_goes_on_when_the_lock_cannot_be_opened(tmp_path):
     lock.mkdir()  # no user can open it for writing, not even root
     with reading(tmp_path / "kept"):
         assert (tmp_path / "kept" / "one").read_text() == "1"
+
+
+def test_reading_locks_the_current_folder_too(tmp_path, monkeypatch):
+    write(tmp_path / "kept", "1")
+    monkeypatch.chdir(tmp_path / "kept")
+    with reading(Path()), pytest.raises(Timeout):
+        lock_beside(tmp_path / "kept").acquire(timeout=0)
+
+
+@pytest.mark.parametrize("kind", ["current", "link", "mounted"])
+def test_what_no_folder_can_replace_is_refused(kind, tmp_path, monkeypatch):
+    (tmp_path / "current").mkdir()
+    monkeypatch.chdir(tmp_path / "current")
+    (tmp_path / "link").symlink_to("new")
+    monkeypatch.setattr("os.path.ismount", lambda path: path.name == "mounted")
+    require_vacant(tmp_path / "new")
+    with pytest.raises(UserError, match="no folder can take its place; name a new folder"):
+        require_vacant(tmp_path / kind)
 
 
 def test_a_file_is_replaced_whole_or_not_at_all(tmp_path):

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from jkvq.tasks.report import accuracy_figure, overview, write_report
+from jkvq.tasks.report import accuracy_figure, listed, overview, write_report
 from jkvq.tasks.results import Column, results_of
 from jkvq.tasks.scores import Score
 
@@ -71,6 +71,44 @@ def test_the_report_says_what_the_results_are(tmp_path):
     assert listed[1]["difference"][0] == -0.25
     assert (tmp_path / "accuracy.png").read_bytes().startswith(b"\x89PNG")
     assert [row[0] for row in overview(results)] == ["cache", "bf16", "int4"]
+
+
+def test_requests_that_failed_are_in_no_figure_and_on_neither_side(tmp_path):
+    failed = {"error": "too long", "ended": False, "context": 0, "tokens": 0}
+    scores = {
+        "bf16": {
+            "words": [
+                score("a", "64", 0.0, "", **failed),
+                score("b", "64", 1.0),
+                score("c", "64", 0.0),
+                score("a", "256", 0.0, "", **failed),
+            ]
+        },
+        "int4": {
+            "words": [
+                score("a", "64", 1.0),
+                score("b", "64", 0.0, "", **failed),
+                score("c", "64", 1.0),
+                score("a", "256", 1.0),
+            ]
+        },
+    }
+    results = results_of(scores, lambda cache, context: context, "bf16")
+    short, long = (results[Column("words", length)] for length in ("64", "256"))
+    assert [(each.problems, each.failed) for each in short.values()] == [(3, 1), (3, 1)]
+    assert [each.accuracy.value for each in short.values()] == [0.5, 1.0]
+    assert (short["bf16"].bits, short["bf16"].tokens, short["bf16"].ended) == (100, 10, 1)
+    assert short["int4"].difference == (1.0, 1.0, 1.0)  # of c alone
+    assert (long["int4"].difference, long["int4"].same) == (None, None)
+    write_report(tmp_path, "A model", results, scores, "bf16")
+    text = (tmp_path / "report.md").read_text()
+    assert "| bf16 | 50.0, 1 failed | 1 failed |  |" in text
+    assert "| int4 | 100.0 (+100.0), 1 failed | 100.0 | 100.0 |" in text
+    assert "| bf16 |  |  |  |  |  |  |  | 1 |" in text
+    assert "nan" not in text
+    first, *_, last = json.loads((tmp_path / "results.json").read_text())
+    assert (first["failed"], last["failed"]) == (1, 0)
+    assert listed(results)[2]["accuracy"] is None
 
 
 def test_the_picture_has_a_panel_for_each_column_and_no_other():

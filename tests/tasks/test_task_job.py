@@ -1,5 +1,6 @@
 """Jobs of tasks: the same problems for all, kept answers, and a second run that adds nothing."""
 
+import dataclasses
 import json
 import multiprocessing
 import time
@@ -11,11 +12,14 @@ import numpy as np
 import pytest
 
 import jkvq
-from jkvq.jobs.batch import Window
+from jkvq.cache.calibrated import Calibration, SideCalibration
+from jkvq.jobs.batch import Answer, Asked, Window
+from jkvq.jobs.job import Answerer
 from jkvq.jobs.requests import read_request
 from jkvq.support.compile_cache import keep_compiled_programs
 from jkvq.tasks.job import TaskJob
 from jkvq.tasks.problems import Sampling, read_problems, write_problems
+from jkvq.tasks.results import Column, Results
 from jkvq.tasks.task import Problem, Setting
 from tests.tiny import CONFIG, byte_tokenizer, model_of
 
@@ -41,14 +45,39 @@ def setting(llm, limit: int | None = None) -> Setting:
     return Setting(llm.tokenizer, llm.config.context, Path("."), (), limit, seed=0)
 
 
-def run(out: Path, llm, caches=("f32", "int4,page=8"), sampling=SAMPLING, **options) -> TaskJob:
-    job, model = TaskJob(out, {"letters": Letters()}), model_of(llm)
+def run(
+    out: Path,
+    llm,
+    caches=("f32", "int4,page=8"),
+    sampling=SAMPLING,
+    without_room: str | None = None,
+    limit: int | None = None,
+    **made_with,
+) -> Results:
+    """Runs the job.
 
-    def answerer(cache: str):
-        return Window(jkvq.with_cache(model, cache)).answers
+    Args:
+        without_room: the cache that has no room for the first two problems.
+        made_with: fields of the job.
+    """
+    job, model = TaskJob(out, {"letters": Letters()}, **made_with), model_of(llm)
 
-    job.run(model, setting(llm, **options), sampling, caches, answerer)
-    return job
+    def answerer(cache: str) -> Answerer:
+        answers = Window(jkvq.with_cache(model, cache)).answers
+        return short_of_room(answers) if cache == without_room else answers
+
+    return job.run(model, setting(llm, limit), sampling, caches, answerer)
+
+
+def short_of_room(answers: Answerer) -> Answerer:
+    """An answerer to whom the first two problems are too long."""
+
+    def some(requests: Iterator[Asked]) -> Iterator[tuple[Asked, Answer]]:
+        for asked, answer in answers(requests):
+            refused = Answer(asked.index, answer.custom_id, None, "too long")
+            yield asked, refused if asked.index < 2 else answer
+
+    return some
 
 
 def files(out: Path) -> dict[str, bytes]:
@@ -110,6 +139,45 @@ def test_another_job_in_the_same_folder_is_refused(tmp_path, tiny, changes, sent
     assert files(tmp_path) == before
 
 
+def test_answers_made_otherwise_are_refused(tmp_path, tiny):
+    def calibration(clip: float):
+        known = Calibration(key=SideCalibration(clip=np.full(2, clip, np.float32)))
+        return {"f32": None, "int4,page=8": known}.get
+
+    rounded = {**tiny.params, "embedding": tiny.params["embedding"].astype("bfloat16")}
+    same = {"implementation": "reference", "calibration": calibration(1)}
+    run(tmp_path, tiny, limit=2, calibration=calibration(1))
+    before = files(tmp_path)
+    for llm, changes, sentence in (
+        (dataclasses.replace(tiny, params=rounded), {}, "f32 .* dtype=float32, not bfloat16: give"),
+        (tiny, {"implementation": "pallas"}, "f32 .* implementation=reference, not pallas: give"),
+        (tiny, {"calibration": calibration(2)}, r"int4,page=8 .* calibration=\w{12}, not \w{12}: "),
+    ):
+        with pytest.raises(jkvq.UserError, match=f"/answers/{sentence}"):
+            run(tmp_path, llm, limit=2, **{**same, **changes})
+    run(tmp_path, tiny, limit=2, **same)
+    assert files(tmp_path) == before
+
+
+def test_requests_that_failed_are_named_left_out_and_tried_again(tmp_path, tiny, capsys):
+    whole, out = tmp_path / "whole", tmp_path / "out"
+    run(whole, tiny, limit=4)
+    found = run(out, tiny, limit=4, without_room="f32")
+    sentence = "f32: 2 of 4 requests could not be run and are left out of its figures"
+    assert capsys.readouterr().err.count(sentence) == 1
+    assert [each.failed for each in found[Column("letters", "")].values()] == [2, 0]
+    scores = (out / "scores" / "f32" / "letters.jsonl").read_text().splitlines()
+    assert [json.loads(line)["error"] for line in scores] == ["too long"] * 2 + [None] * 2
+    kept = {path: path.read_bytes() for path in out.rglob("*.jsonl")}
+    run(out, tiny, limit=4, without_room="f32")  # as before
+    assert {path: path.read_bytes() for path in out.rglob("*.jsonl")} == kept
+    capsys.readouterr()
+    run(out, tiny, limit=4)
+    assert "could not be run" not in capsys.readouterr().err
+    assert files(out) == files(whole)
+    assert all(path.read_bytes().startswith(kept[path]) for path in out.glob("answers/*/*.jsonl"))
+
+
 def test_problems_that_could_not_be_made_bind_nobody(tmp_path, tiny, monkeypatch):
     def missing(self, setting):
         yield Problem("a", "One?", "1", 3)
@@ -133,7 +201,7 @@ def test_several_equal_samples_are_refused():
         Sampling(4, 0.0, None, 0)
 
 
-def test_an_answer_without_text_is_a_miss(tmp_path, tiny):
+def test_an_answer_without_text_is_a_miss_and_an_error_is_none(tmp_path, tiny):
     job = TaskJob(tmp_path, {"letters": Letters()})
     job.prepare(model_of(tiny), setting(tiny, 2), SAMPLING)
     answers = tmp_path / "answers" / "f32" / "letters.jsonl"
@@ -143,9 +211,13 @@ def test_an_answer_without_text_is_a_miss(tmp_path, tiny):
         {"line": 2, "custom_id": "t#0", "text": "", "finish_reason": "stop", "error": None},
     ]
     answers.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    job.score("f32")
-    found = (tmp_path / "scores" / "f32" / "letters.jsonl").read_text().splitlines()
-    assert [json.loads(line)["score"] for line in found] == [0, 0]
+    place = tmp_path / "scores" / "f32" / "letters.jsonl"
+    for _ in range(2):
+        job.score("f32")
+        scores = [json.loads(line) for line in place.read_text().splitlines()]
+        assert [each["score"] for each in scores] == [0, 0]
+        assert [each.pop("error") for each in scores] == ["not to be told", None]
+        place.write_text("".join(json.dumps(each) + "\n" for each in scores))  # as it once was
 
 
 def go_on(out: Path, params) -> None:

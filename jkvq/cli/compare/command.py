@@ -101,7 +101,8 @@ def compare(
     answered = None
     if chosen:
         setting = Setting(plain.tokenizer, plain.config.context, data, numbers, limit, seed=0)
-        job, greedy = TaskJob(out / "tasks", chosen), Sampling(1, 0.0, None, seed=0)
+        job = TaskJob(out / "tasks", chosen, known.get, implementation)
+        greedy = Sampling(1, 0.0, None, seed=0)
         with on_ctrl_c(functools.partial(how_to_go_on, out)):
             answered = job.run(
                 plain, setting, greedy, names, lambda c: Window(stages.llm(c)).answers

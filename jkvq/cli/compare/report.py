@@ -1,5 +1,6 @@
 """The report of a comparison: one table of everything, and where the rest is."""
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,7 +43,7 @@ def rows(found: Findings) -> Iterator[list[str]]:
     yield ["cache", *lengths, *quality, *(each.title for each in columns), "tokens/s"]
     for cache, memory in found.memory.items():
         score = found.perplexity[max(found.perplexity)][cache]
-        tasks = [f"{100 * (found.tasks or {})[each][cache].accuracy.value:.1f}" for each in columns]
+        tasks = [_percent((found.tasks or {})[each][cache].accuracy.value) for each in columns]
         yield [
             cache,
             *(f"{memory['bits'][context]:.2f}" for context in CONTEXTS),
@@ -51,6 +52,11 @@ def rows(found: Findings) -> Iterator[list[str]]:
             *tasks,
             f"{found.speed[cache]['engine']:,.1f}",
         ]
+
+
+def _percent(part: float) -> str:
+    """Nothing for NaN: of no request that could be run."""
+    return "" if math.isnan(part) else f"{100 * part:.1f}"
 
 
 def by_windows(scores: Mapping[str, Score]) -> Iterator[list[str]]:

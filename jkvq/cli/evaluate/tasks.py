@@ -30,6 +30,7 @@ from jkvq.support.errors import UserError, nearest
 from jkvq.support.progress import note, spinner
 
 if TYPE_CHECKING:
+    from jkvq.cache.calibrated import Calibration
     from jkvq.tasks.results import Results
     from jkvq.tasks.task import Task
 
@@ -102,17 +103,21 @@ def eval_tasks(
     plain = load_model(model, dtype=dtype)
     setting = Setting(plain.tokenizer, plain.config.context, data, numbers, limit, seed)
 
+    @functools.cache
+    def known(name: str) -> "Calibration | None":
+        return calibrated(plain, name, folders[name])
+
     def answerer(name: str):
-        known = calibrated(plain, name, folders[name])
         if ray is None:
-            llm = with_cache(plain, name, known, implementation=implementation)
+            llm = with_cache(plain, name, known(name), implementation=implementation)
             return Window(llm, slots=slots).answers
         how = {"cache": name, "calibration": folders[name], "dtype": dtype, "check": False}
         made = functools.partial(load, model, implementation=implementation, **how)
         return ray_answerer(made, ray, actors, slots)
 
     with on_ctrl_c(functools.partial(how_to_go_on, out)):
-        results = TaskJob(out, chosen).run(plain, setting, sampling, names, answerer)
+        job = TaskJob(out, chosen, known, implementation)
+        results = job.run(plain, setting, sampling, names, answerer)
     if as_json:
         print_json({"model": model, "results": _listed(results)})
         return

@@ -2,8 +2,9 @@
 
 It keeps mistakes from doing harm: code that never ends, that eats memory, or that tries what no
 answer needs, such as processes, sockets and files. It is no security boundary: whoever sets out to
-break through a guard inside one Python process can. Where that matters, run the whole job in a
-container or a virtual machine.
+break through a guard inside one Python process can, or can find in the frames above the program
+what says that a test was passed. Where that matters, run the whole job in a container or a virtual
+machine.
 """
 
 import _thread
@@ -28,11 +29,16 @@ _GRACE = 1.0  # seconds in which a process that was told to end can do so by its
 
 # Kinds of Python's audit events that no answer needs, and which of them do no harm.
 _REFUSED = frozenset(
-    {"os", "shutil", "subprocess", "pty", "socket", "ctypes", "fcntl", "resource", "sqlite3"}
+    {
+        *("os", "shutil", "subprocess", "pty", "socket", "ctypes", "fcntl", "resource", "sqlite3"),
+        "cpython",  # another interpreter, which has no guards
+    }
 )
 _HARMLESS = frozenset(
     {"os.listdir", "os.scandir", "os.walk", "os.fwalk", "os.putenv", "os.unsetenv"}
 )
+# Modules that reach past the guards; they fail as where they are not installed.
+_CLOSED = frozenset({"ctypes", "_ctypes", "_posixshmem", "_posixsubprocess"})
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
@@ -193,7 +199,7 @@ def _limit(cpu_seconds: int, memory: int) -> None:
 
 
 def _guard() -> None:
-    """Refuses, from here on and for good, what no answer needs.
+    """Refuses, from here on, what no answer needs.
 
     Limits on processes do not hold for root, which is who runs in most containers: so a process is
     refused where Python would start one. Files can be read in Python's own folders, for imports.
@@ -214,12 +220,14 @@ def _guard() -> None:
             is_open = isinstance(path, int)
             if not is_open and (flags & _WRITING or not real(decoded(path)).startswith(readable)):
                 refuse()
+        elif event == "import" and details[0] in _CLOSED:
+            raise ImportError("the sandbox does not have this module")
         elif event.partition(".")[0] in _REFUSED and event not in _HARMLESS:
             refuse()
 
-    unknown: dict[str, Any] = dict.fromkeys(("ctypes", "_ctypes", "_posixshmem"))
-    sys.modules.update(unknown)  # imports of these fail as where they are not installed
-    _posixsubprocess.__dict__["fork_exec"] = refuse  # the one way to a process without an event
+    # A way to a process without an event. `subprocess` finds the module where it is; an import that
+    # would make a new one, with that way whole, is refused.
+    _posixsubprocess.__dict__["fork_exec"] = refuse
     sys.addaudithook(watch)
 
 

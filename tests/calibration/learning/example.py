@@ -8,7 +8,7 @@ from jkvq.loading.calibrate import Corpus
 from jkvq.models.model import Model
 from tests.tiny import biased_model
 
-CACHE = "jkvq-int2,sink=16,recent=16,page=16"
+CACHE = "jkvq-int2,page=16,recent=16,sink=16"
 CALIBRATED_TOKENS = 1024
 TEXT = Corpus("letters", "".join(map(chr, np.random.default_rng(0).integers(97, 123, 4800))))
 

@@ -1,4 +1,5 @@
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
 
@@ -15,9 +16,9 @@ def plain(tmp_path, monkeypatch):
 
 
 def test_calibrated_makes_on_first_use_what_a_cache_needs(plain, monkeypatch):
-    made = Calibration(method="jkvq")
-    monkeypatch.setattr("jkvq.loading.load.calibrate_on_first_use", lambda llm, spec, reason: made)
-    assert calibrated(plain, "jkvq-int4", None) is made
+    made = SimpleNamespace(calibration=Calibration(method="jkvq"))
+    monkeypatch.setattr("jkvq.loading.kept_calibration.calibrate_on_first_use", lambda *_: made)
+    assert calibrated(plain, "jkvq-int4", None) is made.calibration
     assert calibrated(plain, "int4", None) is None
     assert calibrated(plain, "kivi-int2", None) is None
 

@@ -96,6 +96,7 @@ def test_tasks_of_any_length_run_on_the_default_model(smollm2_file, data, tmp_pa
         (["--tasks", "gms8k"], "task 'gms8k' is not known: did you mean gsm8k"),
         (["--tasks", "gsm8k", "--samples", "3"], "samples=3 with temperature 0 are equal texts"),
         (["--tasks", "gsm8k", "--limit", "0"], "limit=0: at least 1"),
+        (["--tasks", "gsm8k", "-n", "0"], "max_new_tokens=0: a whole number, 1 or more"),
         (["--tasks", "ruler", "--lengths", "4k"], "lengths=4k: whole numbers"),
         (["--tasks", "gsm8k", "--cache", "kivi-int2"], "cache 'kivi-int2' exists in"),
         (["--tasks", "gsm8k", "--actors", "0"], "actors=0: at least 1"),

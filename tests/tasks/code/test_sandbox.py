@@ -18,6 +18,9 @@ from jkvq.tasks.code.sandbox import Limits, passes
 
 QUICK = Limits(cpu_seconds=1, wall_seconds=0.7)
 
+# Other interpreters in this process, which have no audit hooks of ours
+_INTERPRETERS = "_interpreters" if sys.version_info >= (3, 13) else "_xxsubinterpreters"
+
 # Runs each way, and keeps the names of those that nothing refused.
 ATTEMPTS = """
 reached = []
@@ -145,7 +148,7 @@ def test_memory_is_limited():
 @pytest.mark.usefixtures("no_walls")
 def test_no_process_can_be_started():
     setup = f"""
-    import _posixsubprocess, multiprocessing, os, pty, subprocess
+    import _posixsubprocess, multiprocessing, os, pty, subprocess, sys
     def fork(): os.fork()
     def forkpty(): pty.fork()
     def run(): subprocess.run([{sys.executable!r}, "-c", ""])
@@ -156,11 +159,19 @@ def test_no_process_can_be_started():
     def forked(): multiprocessing.get_context("fork").Process(target=print).start()
     def spawned(): multiprocessing.get_context("spawn").Process(target=print).start()
     def bare(): _posixsubprocess.fork_exec(*[None] * 23)
+    def anew():
+        sys.modules.pop("_posixsubprocess", None)
+        __import__("_posixsubprocess")
+    def interpreter():
+        try:
+            __import__({_INTERPRETERS!r}).create()
+        except RuntimeError as error:
+            raise PermissionError from error
     def kill(): os.kill(os.getpid(), 0)
     def killpg(): os.killpg(0, 0)
     """
     ways = "fork, forkpty, run, shell, popen, spawn, replaced, forked, spawned, bare, kill, killpg"
-    assert _refused(setup, ways)
+    assert _refused(setup, f"{ways}, anew, interpreter")
 
 
 @pytest.mark.usefixtures("no_walls")
