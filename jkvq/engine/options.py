@@ -4,13 +4,15 @@ import dataclasses
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from jkvq.engine.sampling import MOST_TOPS, Sampling
 from jkvq.support.arguments import INT32, flag, refusal, shown, whole
 from jkvq.support.errors import UserError, nearest
+
+_Kind = TypeVar("_Kind")
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ class Options:
     answer_start: str = ""
 
     def __post_init__(self):
-        rules = dataclasses.asdict(self.sampling)
+        rules = vars(Sampling(**self._rules))
         checked = {
             **rules,
             "seed": None if self.seed is None else rules["seed"],
@@ -84,10 +86,17 @@ class Options:
     @property
     def sampling(self) -> Sampling:
         """How tokens are drawn."""
-        names = [rule.name for rule in dataclasses.fields(Sampling)]
-        rules: dict[str, Any] = {name: getattr(self, name) for name in names}
-        rules["seed"] = 0 if self.seed is None else self.seed
-        return Sampling(**rules)
+        return _unchecked(Sampling, self._rules)
+
+    @property
+    def _rules(self) -> dict[str, Any]:
+        """The fields of a `Sampling`."""
+        rules = {name: getattr(self, name) for name in _RULES}
+        return {**rules, "seed": 0 if self.seed is None else self.seed}
+
+    def but(self, **checked: Any) -> "Options":
+        """The same with other values; nothing is checked again, so it costs little."""
+        return _unchecked(Options, {**vars(self), **checked})
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
@@ -95,6 +104,7 @@ class Options:
 
 
 _NAMES = [each.name for each in dataclasses.fields(Options)]
+_RULES = [each.name for each in dataclasses.fields(Sampling)]
 
 
 def options_by_prompt(
@@ -124,7 +134,7 @@ def options_by_prompt(
     ]
     shared = not own_seeds and (not several or "seed" in changes)
     return [
-        dataclasses.replace(each, seed=_own_seed(each.seed, index if shared else 0))
+        each.but(seed=own_seed(each.seed, index if shared else 0))
         for index, each in enumerate(asked)
     ]
 
@@ -138,8 +148,8 @@ def _checked(options: Any) -> Options:
     return options
 
 
-def _own_seed(seed: int | None, index: int) -> int:
-    """The seed of a prompt of a list: none but the first has the one that was given for all.
+def own_seed(seed: int | None, index: int) -> int:
+    """The seed of a text among several: none but the first has the one that was given for all.
 
     Its number is not simply added: lists with seeds 0 and 1 would have most streams in common.
     """
@@ -154,6 +164,13 @@ def mixed_seed(seed: int, index: int) -> int:
     """A seed made of another and a place."""
     mixed = np.random.SeedSequence(seed, spawn_key=(index,)).generate_state(1, np.uint64)
     return int(mixed[0]) >> 11  # below 2**53: every reader of JSON has it exactly
+
+
+def _unchecked(kind: type[_Kind], values: Mapping[str, Any]) -> _Kind:
+    """One of a dataclass, of values that were checked before."""
+    made = object.__new__(kind)
+    vars(made).update(values)
+    return made
 
 
 def _text(name: str, given: Any) -> str:

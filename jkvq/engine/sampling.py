@@ -61,12 +61,21 @@ def _biases(name: str, given: Any, allowed: str) -> dict[int, float]:
 
 
 _ABOVE_0, _FINITE = 2.0**-126, 2.0**127  # as float32, which they become
+_COLD = 2.0**-100  # scores that were divided by less might be infinite
+
+
+def _temperature(name: str, given: Any, least: float, most: float, allowed: str) -> float:
+    """Temperatures next to 0 are 0: they take the most likely token as well."""
+    value = number(name, given, least, most, allowed)
+    return value if value >= _COLD else 0.0
+
+
 _ALLOWED = {
     "repetition_penalty": (number, _ABOVE_0, _FINITE, "a number above 0; 1 is off"),
     "frequency_penalty": (number, -2, 2, "a number from -2 to 2; 0 is off"),
     "presence_penalty": (number, -2, 2, "a number from -2 to 2; 0 is off"),
     "logit_bias": (_biases, "a number from -100 to 100 for each token"),
-    "temperature": (number, 0, _FINITE, "a number, 0 (most likely token) or more"),
+    "temperature": (_temperature, 0, _FINITE, "a number, 0 (most likely token) or more"),
     "top_k": (whole, 0, INT32, f"a whole number from 1 to {INT32}, or 0 for off"),
     "top_p": (number, _ABOVE_0, 1, "a number above 0 and at most 1; 1 is off"),
     "min_p": (number, 0, 1, "a number from 0 (off) to 1"),

@@ -13,6 +13,7 @@ Form = Literal["chat", "completion"]
 
 URLS: dict[Form, str] = {"chat": "/v1/chat/completions", "completion": "/v1/completions"}
 _PROMPTS: dict[Form, str] = {"chat": "messages", "completion": "prompt"}
+_MOST_BIASES = 1024
 _LIMITS = ("max_completion_tokens", "max_tokens")  # OpenAI's names of max_new_tokens
 _SAME = (
     *("temperature", "top_p", "top_k", "min_p", "seed", "stop", "ignore_eos"),
@@ -21,7 +22,7 @@ _SAME = (
 # Fields that do not change the answer, whatever they are
 _IGNORED = (
     *("model", "user", "metadata", "store", "service_tier", "safety_identifier"),
-    *("prompt_cache_key",),
+    *("prompt_cache_key", "prompt_cache_retention"),
 )
 # Fields that not everyone has, by the values with which they ask for nothing
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -76,6 +77,8 @@ def read_body(
 
 def _biases(given: Any) -> dict[int, Any]:
     """What single tokens get, by token, which JSON writes as text."""
+    if isinstance(given, dict) and len(given) > _MOST_BIASES:
+        raise UserError(f"logit_bias={len(given):,} tokens: at most {_MOST_BIASES:,} can have one")
     if not isinstance(given, dict) or not all(re.fullmatch("[0-9]{1,10}", each) for each in given):
         raise UserError(
             f'logit_bias={shown(given)}: an object of tokens and numbers such as {{"50": -100}}'

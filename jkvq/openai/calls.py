@@ -1,5 +1,6 @@
 """Calls of tools in a text, as answers have them: found while it is written."""
 
+import json
 import re
 import uuid
 from collections.abc import Iterable
@@ -14,10 +15,14 @@ _END = "}" + CLOSE
 
 @dataclass
 class Said:
-    """What is new of an answer: text, and pieces of calls, each with the number of its call."""
+    """What is new of an answer: text, and pieces of calls, each with the number of its call.
+
+    called: the answer has ended, and there are calls in it, all of them whole.
+    """
 
     content: str = ""
     calls: list[dict[str, Any]] = field(default_factory=list)
+    called: bool = False
 
 
 class CallReader:
@@ -26,6 +31,7 @@ class CallReader:
     def __init__(self):
         self._rest = ""
         self._where = "text"  # or in a call: "head", then "arguments"
+        self._written = ""  # arguments of the latest call
         self.calls = 0  # that have begun
 
     def read(self, text: str, *, ended: bool) -> Said:
@@ -36,7 +42,14 @@ class CallReader:
             said, ended
         ):
             pass
+        said.called = ended and self.calls > 0 and self._is_whole()
         return said
+
+    def _is_whole(self) -> bool:
+        """Whether the latest call is; its end mark may be missing, as that may be a stop string."""
+        if self._where == "arguments":
+            return _is_json(self._written)
+        return self._where == "text"
 
     def _text(self, said: Said, ended: bool) -> bool:
         before, mark, behind = self._rest.partition(OPEN)
@@ -65,14 +78,17 @@ class CallReader:
             }
         )
         self.calls += 1
-        self._rest, self._where = self._rest[found.end() :], "arguments"
+        self._rest, self._where, self._written = self._rest[found.end() :], "arguments", ""
         return True
 
     def _arguments(self, said: Said, ended: bool) -> bool:
         before, mark, behind = self._rest.partition(_END)
         held = 0 if mark else _overlap(before, _END)
         new, self._rest = before[: len(before) - held], before[len(before) - held :]
-        if new:
+        self._written += new
+        if new and said.calls:  # they hold the latest call, as one that has ended gets no more
+            said.calls[-1]["function"]["arguments"] += new
+        elif new:
             said.calls.append({"index": self.calls - 1, "function": {"arguments": new}})
         if mark:
             self._rest, self._where = behind, "text"
@@ -89,6 +105,14 @@ def whole_calls(pieces: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
         else:
             calls[piece["index"]]["function"]["arguments"] += piece["function"]["arguments"]
     return calls
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def _overlap(text: str, mark: str) -> int:

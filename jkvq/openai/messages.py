@@ -7,7 +7,7 @@ from jkvq.support.arguments import shown
 from jkvq.support.errors import UserError
 
 # What messages of some roles may have besides
-_ALSO = {"assistant": ("tool_calls", "refusal"), "tool": ("tool_call_id", "name")}
+_ALSO = {"assistant": ("tool_calls", "refusal"), "tool": ("tool_call_id",)}
 
 
 def read_messages(messages: Any) -> list[dict[str, Any]]:
@@ -21,11 +21,11 @@ def _message(message: Any) -> dict[str, Any]:
     if not isinstance(message, dict):
         raise UserError(f"{shown(message)} is no message: role and content are needed, both text")
     given = {name: value for name, value in message.items() if value is not None}
-    known = {"role", "content", *_ALSO.get(str(given.get("role")), ())}
+    known = {"role", "content", "name", *_ALSO.get(str(given.get("role")), ())}
     if more := given.keys() - known:
         raise UserError(
-            f"a message with {', '.join(sorted(more))} is nothing jkvq can read: role and content "
-            "are all it has, and those of an assistant and a tool tool_calls and tool_call_id"
+            f"a message with {', '.join(sorted(more))} is nothing jkvq can read: role, content and "
+            "name are all it has, and those of an assistant and a tool tool_calls and tool_call_id"
         )
     if calls := given.pop("tool_calls", None):
         if not isinstance(calls, list):

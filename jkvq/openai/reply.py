@@ -48,7 +48,7 @@ class Reply:
                 "index": index,
                 **self._said("message", each, {"role": "assistant"}),
                 "logprobs": logprobs[index] if logprobs else None,
-                "finish_reason": _reason(written[index].finish_reason, bool(each.calls)),
+                "finish_reason": _reason(written[index].finish_reason, each),
             }
             for index, each in enumerate(said)
         ]
@@ -61,18 +61,14 @@ class Reply:
         finish_reason: FinishReason | None,
         *,
         first: bool,
-        called: bool = False,
         logprobs: Any = None,
     ) -> dict[str, Any]:
-        """What is new of one text; its ``first`` chunk says who speaks.
-
-        called: it has called a tool, now or before.
-        """
+        """What is new of one text; its ``first`` chunk says who speaks."""
         choice = {
             "index": index,
             **self._said("delta", said, {"role": "assistant"} if first else {}),
             "logprobs": logprobs,
-            "finish_reason": finish_reason and _reason(finish_reason, called),
+            "finish_reason": finish_reason and _reason(finish_reason, said),
         }
         return {**self._head(1), "choices": [choice]}
 
@@ -97,8 +93,8 @@ class Reply:
         return {name: {**speaker, "content": said.content or None, "tool_calls": said.calls}}
 
 
-def _reason(reason: FinishReason, called: bool) -> str:
-    return "tool_calls" if called and reason == "stop" else reason
+def _reason(reason: FinishReason, said: Said) -> str:
+    return "tool_calls" if said.called and reason == "stop" else reason
 
 
 def usage(written: Sequence[Generation], n: int = 1) -> dict[str, Any]:

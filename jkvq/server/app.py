@@ -76,10 +76,10 @@ class Service:
         if form == "chat":
             self._require_chat()
         asked = read_asked(form, body)
-        call = self.driver.open(len(asked.options))
+        call = self.driver.open(asked.texts)
         try:
             prompts = await self._read(lambda: asked.encoded(self.driver.engine))
-            echoes = asked.echoes(prompts, self._llm.tokenizer)
+            echoes = await self._read(lambda: asked.echoes(prompts, self._llm.tokenizer))
             self.driver.submit(call, prompts, watched=asked.stream)
         except BaseException:
             self.driver.close(call)

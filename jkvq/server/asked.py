@@ -1,15 +1,15 @@
 """From the body of a request to what the engine runs."""
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from jkvq.engine.drawing.fit import require_fit
 from jkvq.engine.engine import Engine
-from jkvq.engine.options import Options, options_by_prompt
+from jkvq.engine.options import Options, own_seed
 from jkvq.engine.prompt import Prompt, as_batch, encode_prompt, strangers_prompt
 from jkvq.models.tokenizer import Tokenizer
 from jkvq.openai.body import Form, read_body
+from jkvq.openai.logprobs import Echo, echo_of
 from jkvq.openai.tools import FIELDS, Tools, read_tools
 from jkvq.server.bodies import ChatBody, CompletionBody, as_sent
 from jkvq.support.errors import UserError
@@ -28,7 +28,7 @@ class Asked:
     """What a request asks for.
 
     prompts: ``n`` texts of each.
-    options: of each text; their seeds are those that `jkvq.generate` would give a list.
+    options: of all texts; their seeds are those that `jkvq.generate` would give a list.
     limit: tokens of each answer; None is as many as there is room for.
     usage: a stream ends with the number of tokens.
     echo: the prompt is the beginning of the answer.
@@ -37,7 +37,7 @@ class Asked:
 
     form: Form
     prompts: Sequence[Prompt]
-    options: Sequence[Options]
+    options: Options
     limit: int | None
     n: int
     stream: bool
@@ -46,31 +46,37 @@ class Asked:
     echo: bool
     tools: Tools | None
 
+    @property
+    def texts(self) -> int:
+        return len(self.prompts) * self.n
+
     def encoded(self, engine: Engine) -> list[tuple[list[int], Options]]:
         """The prompt of each text as tokens, with its options; refuses what can never run."""
+        require_fit(engine.llm, self.options)
+        tools = self.tools.listed if self.tools else ()
         found = []
-        for first, prompt in enumerate(self.prompts):
-            each = self.options[first * self.n : (first + 1) * self.n]
+        for prompt in self.prompts:
             with strangers_prompt():
-                tools = self.tools.listed if self.tools else ()
-                tokens = encode_prompt(engine.llm, prompt, each[0].chat, tools=tools)
-            require_fit(engine.llm, each[0])
+                tokens = encode_prompt(engine.llm, prompt, self.options.chat, tools=tools)
             budget = engine.budget(len(tokens), self.limit or None)
             budget = 0 if self.limit == 0 else budget
-            found += [(tokens, dataclasses.replace(one, max_new_tokens=budget)) for one in each]
+            for _ in range(self.n):
+                seed = own_seed(self.options.seed, len(found))
+                found.append((tokens, self.options.but(max_new_tokens=budget, seed=seed)))
         return found
 
     def echoes(
-        self, prompts: Sequence[tuple[list[int], Options]], tokenizer: Tokenizer
-    ) -> list[str]:
+        self, encoded: Sequence[tuple[list[int], Options]], tokenizer: Tokenizer
+    ) -> list[Echo]:
         """What each text begins with: its prompt, as it was sent, if that is asked for."""
-        sent = [prompt for prompt in self.prompts for _ in range(self.n) if self.echo]
-        if not sent:
-            return [""] * len(prompts)
-        return [
-            prompt if isinstance(prompt, str) else tokenizer.decode(tokens)
-            for prompt, (tokens, _) in zip(sent, prompts, strict=True)
-        ]
+        if not self.echo:
+            return [Echo()] * self.texts
+        echoes = []
+        for prompt, (tokens, _) in zip(self.prompts, encoded[:: self.n], strict=True):
+            text = prompt if isinstance(prompt, str) else tokenizer.decode(tokens)
+            echo = echo_of(tokenizer, text, tokens) if self.logprobs else Echo(text)
+            echoes += [echo] * self.n
+        return echoes
 
 
 def read_asked(form: Form, body: ChatBody | CompletionBody) -> Asked:
@@ -94,8 +100,9 @@ def read_asked(form: Form, body: ChatBody | CompletionBody) -> Asked:
     usage = body.stream_options is not None and bool(body.stream_options.include_usage)
     if body.stream_options is not None and not body.stream:
         raise UserError("stream_options goes with stream=true: give both or neither")
-    options = options_by_prompt(None, changes, len(prompts) * n)
-    return Asked(form, prompts, options, limit, n, bool(body.stream), usage, logprobs, echo, tools)
+    return Asked(
+        form, prompts, Options(**changes), limit, n, bool(body.stream), usage, logprobs, echo, tools
+    )
 
 
 def _logprobs(body: ChatBody | CompletionBody) -> tuple[bool, int]:

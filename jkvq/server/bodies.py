@@ -11,8 +11,12 @@ from jkvq.support.arguments import INT32
 _Stop = Annotated[str, Field(max_length=1000)]
 _Stops = Annotated[list[_Stop], Field(max_length=16)]
 _Tokens = Annotated[int, Field(ge=1, le=INT32)]
+_AnyTokens = Annotated[int, Field(ge=0, le=INT32)]  # none at all go with echo
 _Tops = Annotated[int, Field(ge=0, le=MOST_TOPS)]
 _MOST_TEXTS = 128  # of one prompt
+_FIRST = Field(fail_fast=True)  # what is wrong: a list of a million errors takes a while
+_Texts = Annotated[list[str], _FIRST]
+_Prompt = Annotated[list[int], _FIRST]
 
 
 class _Body(BaseModel):
@@ -21,10 +25,17 @@ class _Body(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow")
 
 
-class StreamOptions(_Body):
+class _Closed(_Body):
+    """Other fields are refused."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class StreamOptions(_Closed):
     """What a stream has besides the text."""
 
     include_usage: bool | None = None
+    include_obfuscation: bool | None = None  # there is none, which changes no answer
 
 
 class _Asked(_Body):
@@ -58,50 +69,61 @@ class Message(_Body):
     """A message of a conversation."""
 
     role: str
-    content: str | list[ContentPart] | None = None
+    name: str | None = None
+    content: str | Annotated[list[ContentPart], _FIRST] | None = None
     tool_calls: list[dict[str, Any]] | None = None
     tool_call_id: str | None = None
 
 
-class Function(_Body):
+class Function(_Closed):
     """A function that a chat may call."""
 
     name: Annotated[str, Field(pattern="^[a-zA-Z0-9_-]{1,64}$")]
     description: str | None = None
     parameters: dict[str, Any] | None = None
+    strict: bool | None = None  # arguments always follow their schema
 
 
-class Tool(_Body):
+class Tool(_Closed):
     """What a chat may call: a function."""
 
     type: Literal["function"]
     function: Function
 
 
-class Named(_Body):
+class Named(_Closed):
     """A function by its name."""
 
     name: str
 
 
-class Chosen(_Body):
+class Chosen(_Closed):
     """The tool that must be called."""
 
     type: Literal["function"]
     function: Named
 
 
-class ResponseFormat(_Body):
+class NamedSchema(_Closed):
+    """A schema that an answer follows, always strictly."""
+
+    name: str | None = None
+    description: str | None = None
+    described: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+    strict: bool | None = None
+
+
+class ResponseFormat(_Closed):
     """What a chat's answer must look like."""
 
     type: Literal["text", "json_object", "json_schema"]
-    json_schema: dict[str, Any] | None = None
+    json_schema: NamedSchema | None = None
 
 
 class ChatBody(_Asked):
     """What /v1/chat/completions takes."""
 
-    messages: list[Message]
+    messages: Annotated[list[Message], _FIRST]
     max_tokens: _Tokens | None = None
     max_completion_tokens: _Tokens | None = None
     logprobs: bool | None = None
@@ -115,20 +137,21 @@ class ChatBody(_Asked):
 class CompletionBody(_Asked):
     """What /v1/completions takes."""
 
-    prompt: str | list[str] | list[int] | list[list[int]]
-    max_tokens: Annotated[int, Field(ge=0, le=INT32)] | None = None
+    prompt: str | _Texts | _Prompt | Annotated[list[_Prompt], _FIRST]
+    max_tokens: _AnyTokens | None = None
+    max_completion_tokens: _AnyTokens | None = None
     logprobs: _Tops | None = None
     echo: bool | None = None
 
 
-class TokenizeBody(_Body):
+class TokenizeBody(_Closed):
     """What /tokenize takes: a prompt as it is, or messages, which get the chat template."""
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[Message] | None = None
+    messages: Annotated[list[Message], _FIRST] | None = None
 
 
 def as_sent(body: _Body) -> dict[str, Any]:
     """A body's fields, none but those that were sent."""
-    return body.model_dump(exclude_unset=True)
+    return body.model_dump(exclude_unset=True, by_alias=True)

@@ -158,8 +158,6 @@ class Driver:
         """Hands on what a tick has written."""
         now = time.perf_counter()
         for call, piece in pieces:
-            if call not in self._calls:
-                continue
             if piece.index not in call.first_tokens:
                 call.first_tokens[piece.index] = now
                 self._metrics.first_token(now - call.began)
@@ -233,6 +231,7 @@ class Driver:
     def _cancel(self, call: Call) -> bool:
         for number in [number for number, going in self._going.items() if going.call is call]:
             self._going.pop(number).handle.cancel()
+            self._metrics.cancelled()
         return True
 
     def _hand_over(self, changed: Iterable[Handle]) -> None:

@@ -84,7 +84,9 @@ def add_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(Exception)
     async def _(request: Request, error: Exception) -> Response:
-        return error_response(ApiError(500, "the server failed at this request; its log says why"))
+        # Starlette raises it again for the log, at which uvicorn closes the connection.
+        message = "the server failed at this request; its log says why"
+        return error_response(ApiError(500, message, headers={"Connection": "close"}))
 
 
 def _unrouted(request: Request, error: AnyHTTPException) -> ApiError:
@@ -118,6 +120,8 @@ def _malformed(body: Any, problems: Any) -> ApiError:
         message = "the body was not sent as JSON: add the header Content-Type: application/json"
     elif not place:
         message = f"the body is {shown(value)}: send a JSON object, in valid Unicode"
+    elif kind == "extra_forbidden":
+        message = f"{place}={shown(value)}: jkvq does not have this; leave it out"
     else:
         allowed = (each["msg"].removeprefix("Input should be ") for each in alike)
         message = f"{place}={shown(value)}: {' or '.join(dict.fromkeys(allowed))}"

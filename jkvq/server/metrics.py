@@ -1,13 +1,14 @@
 """What Prometheus may read."""
 
 from collections.abc import Callable, Iterator
+from typing import get_args
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, Info, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from jkvq.engine.engine import Stats
-from jkvq.engine.writer import Generation
+from jkvq.engine.writer import FinishReason, Generation
 
 _FIRST = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)  # seconds
 _NEXT = (0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5)
@@ -38,6 +39,8 @@ class Metrics:
             ["finish_reason"],
             registry=self._registry,
         )
+        for reason in get_args(FinishReason):  # all of them are there from the start
+            self._texts.labels(reason)
 
     def about(self, **labels: str) -> None:
         """Notes what is served."""
@@ -60,6 +63,10 @@ class Metrics:
         self._texts.labels(written.finish_reason).inc()
         if len(written.tokens) > 1:
             self._next.observe(seconds / (len(written.tokens) - 1))
+
+    def cancelled(self) -> None:
+        """Notes a text that nobody waits for any more."""
+        self._texts.labels("cancelled").inc()
 
     def text(self) -> bytes:
         """All of them, as Prometheus reads them."""

@@ -10,6 +10,7 @@ import numpy as np
 
 from jkvq.support.errors import UserError
 
+_MOST_SHOWN = 400  # characters that are looked at to show a value; there may be a million
 INT32 = 2**31 - 1  # the largest number that compiled programs count with
 
 
@@ -44,4 +45,4 @@ def refusal(name: str, value: Any, allowed: str) -> UserError:
 
 def shown(value: object) -> str:
     """A value as Python writes it, cut to what fits into a sentence."""
-    return textwrap.shorten(repr(value), 80)
+    return textwrap.shorten(repr(value)[:_MOST_SHOWN], 80)

@@ -1,5 +1,6 @@
 """Texts that follow a grammar, through the engine, and those beside them."""
 
+import functools
 import json
 
 import jsonschema
@@ -20,6 +21,10 @@ SCHEMA = {
     "required": ["age", "sex", "tags"],
     "additionalProperties": False,
 }
+
+
+CLOSED = {"type": "object", "additionalProperties": False}
+SELF = {"$ref": "#/properties/a"}
 
 
 @pytest.fixture(scope="module")
@@ -70,13 +75,24 @@ def test_a_grammar_may_end_where_it_could_go_on(engine):
 @pytest.mark.parametrize(
     ("grammar", "sentence"),
     [
-        (json_grammar({"type": "foo"}), "the grammar or schema cannot be used: Invalid type: foo"),
-        ("start: (", "the grammar or schema cannot be used: "),
+        ({"type": "foo"}, "Invalid type: foo"),
+        ("start: (", ""),
+        ({"maximum": float("nan")}, "expected value at line 1 column 13$"),
+        (functools.reduce(lambda inner, _: {"items": inner}, range(200), {}), "recursion limit"),
+        ({"$ref": "#"}, "no text follows it to its end: NoExtensionBias$"),
+        ({"properties": {"a": SELF}, "required": ["a"], **CLOSED}, "to its end: NoExtensionBias$"),
+        (
+            {"properties": {"a": {"$ref": "#"}}, "required": ["a"], **CLOSED},
+            "to its end: parser er",
+        ),
     ],
 )
 def test_a_grammar_that_is_none_is_refused(engine, grammar, sentence):
-    with pytest.raises(jkvq.UserError, match=sentence):
-        engine.submit([5], grammar=grammar)
+    with pytest.raises(
+        jkvq.UserError, match=f"^the grammar or schema cannot be used: .*{sentence}"
+    ):
+        given = grammar if isinstance(grammar, str) else json_grammar(grammar)
+        engine.submit([5], grammar=given)
     with pytest.raises(jkvq.UserError, match="a text with a grammar ends where that does"):
         engine.submit([5], grammar="start: /a/", ignore_eos=True)
 

@@ -1,3 +1,5 @@
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -95,6 +97,19 @@ def test_one_seed_becomes_one_for_each_prompt():
     assert all(type(seed) is int and 0 <= seed < 2**53 for seed in found)
     assert found[1] == 9005720297816676  # texts can be had again in later versions
     assert seeds([jkvq.Options()] * 2, {"seed": 3}, 2) == found[:2]
+
+
+@pytest.mark.parametrize("temperature", [1e-300, 1e-38, 1e-31])
+def test_next_to_no_temperature_is_none(temperature):
+    """Scores that are divided by as little are infinite."""
+    assert jkvq.Options(temperature=temperature).temperature == 0
+    assert jkvq.Options(temperature=1e-29).temperature == 1e-29
+
+
+def test_what_changes_unchecked_is_all_that_does():
+    given = jkvq.Options(temperature=0.5, logit_bias={5: 1}, stop="a", seed=3)
+    assert given.but(seed=4) == dataclasses.replace(given, seed=4) != given
+    assert (given.but(seed=4).sampling.seed, given.sampling.seed) == (4, 3)
 
 
 def test_seeds_given_for_each_prompt_are_taken_as_they_are():

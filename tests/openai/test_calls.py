@@ -27,27 +27,33 @@ ODD = call("f", r'{"x": 1, "y": "}\n</tool_call>{\"name\": \"<tool_call>"}')
 
 
 @pytest.mark.parametrize(
-    ("text", "content", "calls"),
+    ("text", "content", "calls", "whole"),
     [
-        ("Hello <tool", "Hello <tool", []),
-        ("Hello\n", "Hello\n", []),
-        ("a < b\n\n<tool_calls> c", "a < b\n\n<tool_calls> c", []),
-        (F, "", [("f", '{"x": 12}')]),
-        (f"Let me see.\n{F}\n{G}", "Let me see.", [("f", '{"x": 12}'), ("g", "{}")]),
-        (ODD, "", [("f", r'{"x": 1, "y": "}\n</tool_call>{\"name\": \"<tool_call>"}')]),
-        (F[:-13], "", [("f", '{"x": 12}')]),  # cut
-        (F[:-3], "", [("f", '{"x": 12}')]),
-        (F[:20], "", []),
-        (F[:-16], "", [("f", '{"x": 1')]),
+        ("Hello <tool", "Hello <tool", [], False),
+        ("Hello\n", "Hello\n", [], False),
+        ("a < b\n\n<tool_calls> c", "a < b\n\n<tool_calls> c", [], False),
+        (F, "", [("f", '{"x": 12}')], True),
+        (f"Let me see.\n{F}\n{G}", "Let me see.", [("f", '{"x": 12}'), ("g", "{}")], True),
+        (ODD, "", [("f", r'{"x": 1, "y": "}\n</tool_call>{\"name\": \"<tool_call>"}')], True),
+        (F[:-13], "", [("f", '{"x": 12}')], True),  # cut
+        (F[:-3], "", [("f", '{"x": 12}')], True),
+        (F[:20], "", [], False),
+        (F[:-16], "", [("f", '{"x": 1')], False),
+        (F + G[:-16], "", [("f", '{"x": 12}'), ("g", "")], False),
+        (F + G[:20], "", [("f", '{"x": 12}')], False),
     ],
 )
-def test_calls_are_found_however_the_text_is_cut(text, content, calls):
+def test_calls_are_found_however_the_text_is_cut(text, content, calls, whole):
     def read(pieces: list[str]):
         reader = CallReader()
         said = [reader.read(piece, ended=False) for piece in pieces]
         said.append(reader.read("", ended=True))
         found = whole_calls(piece for each in said for piece in each.calls)
         assert reader.calls == len(found)
+        assert [each.called for each in said] == [False] * len(pieces) + [whole]
+        for each in said:  # a call is told of once in each
+            indices = [piece["index"] for piece in each.calls]
+            assert len(set(indices)) == len(indices)
         assert len({each["id"] for each in found}) == len(found)
         functions = [(each["function"]["name"], each["function"]["arguments"]) for each in found]
         return "".join(each.content for each in said), functions

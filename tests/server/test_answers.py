@@ -1,5 +1,7 @@
 """What clients get is what `jkvq.generate` gives."""
 
+import json
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -11,6 +13,8 @@ import jkvq
 from jkvq.engine.forward import forward
 from jkvq.evaluation.likelihood import _empty
 from jkvq.models.decoder import logits
+from jkvq.openai.logprobs import Logprobs
+from jkvq.server.answering import _json_in_pieces
 
 HELLO: Any = [{"role": "user", "content": "Hello"}]
 DRAWN = {"temperature": 1.0, "seed": 3}
@@ -211,8 +215,31 @@ def test_an_echo_alone_draws_nothing(served, client):
     assert found.usage.completion_tokens == 0
     assert [len(choice.logprobs.tokens) for choice in found.choices] == [5, 3]
     assert found.choices[1].logprobs.text_offset == [0, 1, 2]
+    text = "Ün<end>s"
+    shown = complete(client, text, echo=True, max_tokens=0, logprobs=0).choices[0]
+    assert (shown.text, shown.logprobs.text_offset) == (text, [0, 0, 1, 2, 7])
     plain = complete(client, "Hello", echo=True, max_tokens=3)
     assert plain.choices[0].text == "Hello" + complete(client, max_tokens=3).choices[0].text
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_many_logprobs_are_written_where_nobody_waits(served, client, stream, monkeypatch):
+    threads, make = {}, Logprobs.next
+
+    def seen(self, scores):
+        threads[len(scores.tokens) > 256] = threading.current_thread()
+        return make(self, scores)
+
+    monkeypatch.setattr(Logprobs, "next", seen)
+    asked = {"echo": True, "logprobs": 0, "max_tokens": 0, "stream": stream}
+    for length in (200, 300):
+        list(complete(client, "a" * length, **asked))
+    assert threads[True] != threads[False]
+
+
+def test_json_in_pieces_is_the_same():
+    body = {"a": [{"b": [None, "ü", {"c": [1, [2.5, {}], True]}]}, []], "d": {}}
+    assert _json_in_pieces(body) == json.dumps(body)
 
 
 def test_a_prompt_that_is_stored_counts_as_cached(client):

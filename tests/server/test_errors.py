@@ -9,6 +9,7 @@ import httpx
 import openai
 import pytest
 
+from jkvq.openai.messages import read_messages
 from jkvq.server.door import MOST_BYTES
 from jkvq.server.server import Server, bind
 from tests.server.conftest import Running, running
@@ -54,10 +55,12 @@ def error_of(response: httpx.Response, status: int) -> dict[str, Any]:
         ({"n": 129}, "n", "n=129: less than or equal to 128"),
         ({"stop": 5}, "stop", "stop=5: a valid string or a valid list"),
         ({"stop": ["a"] * 17}, "stop", "at most 16 items"),
+        ({"stream": True, "stream_options": {"a": 1}}, "stream_options", "jkvq does not have this"),
         ({"stream_options": {}}, None, "stream_options goes with stream=true"),
         ({"tools": [{"type": "function"}]}, "tools", "tools[0] has no function"),
         ({"tools": [{**tool("f"), "type": "x"}]}, "tools", "tools[0].type='x': 'function'"),
         ({"tools": [tool("a b")]}, "tools", "tools[0].function.name='a b': String should match"),
+        ({"tools": [{**tool("f"), "a": 1}]}, "tools", "tools[0].a=1: jkvq does not have this"),
         ({"tools": [tool("f"), tool("f")]}, "tools", "each function has a name of its own"),
         ({"tools": [tool("f", {"type": "array"})]}, "tools", "parameters are the schema of an ob"),
         ({"tools": [tool("f", {"properties": 5})]}, None, "the grammar or schema cannot be used"),
@@ -68,6 +71,18 @@ def error_of(response: httpx.Response, status: int) -> dict[str, Any]:
         ({"response_format": {"type": "xml"}}, "response_format", "'json_object' or 'json_schema'"),
         ({"response_format": {"type": "json_schema"}}, "response_format", 'has a "schema"'),
         ({"response_format": schema({"type": "foo"})}, None, "cannot be used: Invalid type: foo"),
+        ({"response_format": schema({"$ref": "#"})}, None, "no text follows it to its end"),
+        (
+            {"response_format": schema({"maximum": float("nan")})},
+            None,
+            "schema cannot be used: exp",
+        ),
+        (
+            {"response_format": {**JSON, "a": 1}},
+            "response_format",
+            "response_format.a=1: jkvq does",
+        ),
+        ({"response_format": {**schema({}), "a": 1}}, "response_format", "jkvq does not have this"),
         ({"response_format": JSON, "ignore_eos": True}, "ignore_eos", "ends where that does"),
         ({"messages": [{"role": "user"}]}, None, "role and content are needed"),
         ({"messages": [{"role": "user", "content": "a", "tool_calls": []}]}, None, "a message wit"),
@@ -79,6 +94,11 @@ def error_of(response: httpx.Response, status: int) -> dict[str, Any]:
             "logit_bias=101.0: a number from -100 to 100 for",
         ),
         ({"logit_bias": {"257": 1}}, None, "logit_bias: token 257 is outside the vocabulary"),
+        (
+            {"logit_bias": dict.fromkeys(map(str, range(1025)), 1)},
+            "logit_bias",
+            "1,025 tokens: at mo",
+        ),
         ({"presence_penalty": 2.5}, "presence_penalty", "2.5: a number from -2 to 2; 0 is off"),
         ({"top_logprobs": 2}, None, "top_logprobs goes with logprobs=true"),
         ({"top_logprobs": 21, "logprobs": True}, "top_logprobs", "less than or equal to 20"),
@@ -99,6 +119,9 @@ def test_a_bad_field_is_refused_with_a_sentence(served, change, param, sentence)
     ("change", "param"),
     [
         ({"max_tokens": 0}, "max_tokens"),
+        ({"max_completion_tokens": "9"}, "max_completion_tokens"),
+        ({"max_completion_tokens": -5}, "max_completion_tokens"),
+        ({"max_completion_tokens": 2**40}, "max_completion_tokens"),
         ({"suffix": "a"}, "suffix"),
         ({"best_of": 2}, "best_of"),
         ({"logprobs": 21}, "logprobs"),
@@ -113,8 +136,24 @@ def test_a_completion_refuses_what_it_does_not_have(served, change, param):
 
 def test_fields_that_change_nothing_are_let_through(served):
     nothing = {"user": "me", "metadata": {"a": "b"}, "store": True, "frequency_penalty": 0}
-    response = served.http.post(CHAT, json={**HELLO, **nothing, "tools": None})
+    nothing |= {"prompt_cache_retention": "24h", "tools": None}
+    nothing |= {"stream": True, "stream_options": {"include_obfuscation": False}}
+    messages = [{"role": "user", "name": "Ada", "content": "Hello"}]
+    response = served.http.post(CHAT, json={**HELLO, **nothing, "messages": messages})
     assert response.status_code == 200
+    assert read_messages(messages) == messages
+
+
+def test_what_is_counted_has_no_other_fields(served):
+    error = error_of(served.http.post("/tokenize", json={"prompt": "a", "add": 1}), 400)
+    assert error["message"] == "add=1: jkvq does not have this; leave it out"
+
+
+def test_a_connection_that_ends_with_a_failure_says_so(served, monkeypatch):
+    monkeypatch.setattr("jkvq.server.app.read_asked", lambda form, body: 1 / 0)
+    response = served.http.post(CHAT, json=HELLO)
+    assert "its log says why" in error_of(response, 500)["message"]
+    assert response.headers["Connection"] == "close"  # and nobody uses it again
 
 
 def test_clients_see_errors_as_their_own(client):

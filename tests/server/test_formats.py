@@ -77,6 +77,14 @@ def test_tools_are_called_whole_or_streamed(client, choice):
     assert again.usage.prompt_tokens > 300  # the tools are told
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_call_that_a_stop_string_cuts_is_none_that_can_be_run(client, stream):
+    asked = {"tools": TOOLS, "tool_choice": "required", "stop": '"age"', "stream": stream}
+    found = ask(client, **asked)
+    *_, last = [chunk.choices[0] for chunk in found] if stream else found.choices
+    assert last.finish_reason == "stop"
+
+
 def test_text_may_come_instead_of_a_call(client):
     found = ask(client, tools=TOOLS, max_tokens=20).choices[0]
     assert found.message.content and found.message.tool_calls is None

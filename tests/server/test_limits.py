@@ -79,6 +79,8 @@ def test_whoever_comes_when_all_places_are_taken_is_told_to_come_again(chatty):
         refused = served.http.post(COMPLETIONS, json=SHORT)
         assert (refused.status_code, refused.headers["Retry-After"]) == (429, "1")
         assert "2 texts are running or waiting" in refused.json()["error"]["message"]
+        many = served.http.post(COMPLETIONS, json={"prompt": ["a"] * 500, "n": 128})
+        assert "asks for 64000 texts" in many.json()["error"]["message"]
         never = served.http.post(COMPLETIONS, json={**SHORT, "n": 3})
         assert never.status_code == 400
         assert "asks for 3 texts, and the server takes 2" in never.json()["error"]["message"]
@@ -90,6 +92,8 @@ def test_whoever_comes_when_all_places_are_taken_is_told_to_come_again(chatty):
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_goes_away_frees_its_pages_at_once(served, stream):
     drawn = served.figure("jkvq_drawn_tokens_total")
+    ended = 'jkvq_texts_total{finish_reason="cancelled"}'
+    before = served.figure(ended)
     body = json.dumps({**LONG, "stream": stream, "n": 6})  # more than there are slots
     connection = HTTPConnection(served.address.removeprefix("http://"))
     connection.request("POST", COMPLETIONS, body, {"Content-Type": "application/json"})
@@ -101,6 +105,7 @@ def test_a_client_that_goes_away_frees_its_pages_at_once(served, stream):
     assert served.figure("jkvq_waiting") == 0
     assert served.figure('jkvq_pages_used{pool="packed"}') == 0
     assert served.figure("jkvq_drawn_tokens_total") - drawn < 6 * 900
+    assert served.figure(ended) == before + 6
 
 
 def test_a_server_that_ends_lets_requests_end_and_takes_no_more(chatty):

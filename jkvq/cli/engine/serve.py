@@ -1,5 +1,6 @@
 """`jkvq serve`: OpenAI's interface over HTTP."""
 
+import re
 from typing import Annotated
 
 import typer
@@ -88,8 +89,7 @@ def serve(
     number("guard_limit", guard_limit, 0, 100, "a KL in nats, 0 to 100")
     if guard and cache is not None:
         require_packed(parse_spec(cache))
-    if api_key is not None and not api_key.isascii():
-        raise UserError("the API key has characters that HTTP cannot carry: use letters and digits")
+    key = None if api_key is None else _checked_key(api_key)
     place = bind(host, port)  # before anything is loaded
     plain, llm = load_both(
         model,
@@ -109,14 +109,14 @@ def serve(
         slots=slots,
         max_queue=max_queue,
         drain=drain,
-        key=api_key,
+        key=key,
         guarded=guarded(plain, llm, **how) if guard else None,
     )
     del plain  # its weights, where the cache has others folded in, are only a guard's
     with spinner("Compiling"):
         server.warm_up()
     log_to_stderr()
-    if host not in _LOOPBACK and api_key is None:
+    if host not in _LOOPBACK and key is None:
         say(f"jkvq: whoever reaches {host} may use this server: set JKVQ_API_KEY", "yellow")
     shown_host = f"[{host}]" if ":" in host else host
     address = f"http://{shown_host}:{place.getsockname()[1]}/v1"
@@ -131,6 +131,17 @@ def serve(
 
     with on_end(end):
         server.run()
+
+
+def _checked_key(given: str) -> str:
+    """A key that a header can carry; a file that it was read from may have ended its line."""
+    key = given.strip()
+    if not re.fullmatch("[!-~]+", key):
+        raise UserError(
+            "the API key is empty or has characters that HTTP cannot carry: use letters, digits "
+            "and signs of ASCII, without spaces"
+        )
+    return key
 
 
 def served_name(model: str) -> str:

@@ -45,7 +45,10 @@ def words(vocab: int) -> int:
 def json_grammar(schema: Mapping[str, Any]) -> str:
     """The grammar of JSON that a schema allows, on one line."""
     library = _library()
-    return library.LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=JSON_STYLE)
+    try:
+        return library.LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=JSON_STYLE)
+    except (ValueError, RecursionError) as error:
+        raise _unusable(str(error)) from None
 
 
 def require_grammar(tokenizer: Tokenizer, vocab: int, grammar: str) -> None:
@@ -58,8 +61,20 @@ def _compiled(tokenizer: Tokenizer, vocab: int, grammar: str) -> Any:
     library = _library()
     found = library.LLMatcher(_tokens(tokenizer, vocab), grammar, log_level=0)
     if found.is_error():
-        raise UserError(f"the grammar or schema cannot be used: {_sentence(found.get_error())}")
+        raise _unusable(found.get_error())
+    beginning = found.deep_copy()
+    _follow(beginning)
+    if beginning.is_error():
+        raise _unusable(f"no text follows it to its end: {beginning.get_error()}")
     return found
+
+
+def _follow(text: Any) -> None:
+    """Goes on until there is a choice; where a rule needs itself first this ends in an error."""
+    text.compute_bitmask()
+    while not text.is_error() and (forced := text.compute_ff_tokens()):
+        text.consume_tokens(forced)
+        text.compute_bitmask()
 
 
 @functools.lru_cache(2)
@@ -85,5 +100,10 @@ def _library() -> Any:
     return llguidance
 
 
+def _unusable(error: str) -> UserError:
+    return UserError(f"the grammar or schema cannot be used: {_sentence(error)}")
+
+
 def _sentence(error: str) -> str:
-    return textwrap.shorten(" ".join(error.split()), 300)
+    """An error of llguidance without the state that it has behind it."""
+    return textwrap.shorten(error.partition("<state>")[0], 300)

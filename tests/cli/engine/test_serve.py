@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 import jkvq
-from jkvq.cli.engine.serve import served_name
+from jkvq.cli.engine.serve import _checked_key, served_name
 from jkvq.server.server import bind
 from tests.cli.running import run
 from tests.test_import_time import write_model
@@ -43,7 +43,8 @@ def test_it_serves_until_it_is_told_to_end(tmp_path):
         ("--guard 2", "guard=2.0: the share of texts to run again, 0 to 1"),
         ("--guard-limit -1", "guard_limit=-1.0: a KL in nats"),
         ("--guard 0.1 --cache bf16", "guard looks at what few bits do to texts, and bf16 has 16"),
-        ("--api-key é", "the API key has characters that HTTP cannot carry"),
+        ("--api-key é", "the API key is empty or has characters that HTTP cannot carry"),
+        ("--api-key=", "the API key is empty or has characters that HTTP cannot carry"),
         ("--cache nope --port 0", "cache 'nope' is not known"),
     ],
 )
@@ -51,6 +52,13 @@ def test_bad_options_are_refused_before_anything_is_loaded(monkeypatch, argument
     monkeypatch.setattr("jkvq.models.formats.checkpoint._open_named", None)
     with pytest.raises(jkvq.UserError, match=f"^{sentence}"):
         run("serve", *arguments.split())
+
+
+def test_a_key_is_what_stands_on_its_line():
+    assert _checked_key("abc~1!\n") == "abc~1!"
+    for key in ("a b", "a\nb", "\x7f", " \n"):
+        with pytest.raises(jkvq.UserError, match="the API key is empty or has characters"):
+            _checked_key(key)
 
 
 def test_a_port_that_is_taken_is_refused_before_anything_is_loaded(monkeypatch):
