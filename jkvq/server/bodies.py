@@ -36,6 +36,7 @@ class StreamOptions(_Closed):
 
     include_usage: bool | None = None
     include_obfuscation: bool | None = None  # there is none, which changes no answer
+    continuous_usage_stats: bool | None = None  # of vLLM's clients: the numbers come at the end
 
 
 class _Asked(_Body):
@@ -150,6 +151,9 @@ class TokenizeBody(_Closed):
     model: str | None = None
     prompt: str | None = None
     messages: Annotated[list[Message], _FIRST] | None = None
+    # Of vLLM's clients: what is done anyway
+    add_special_tokens: Literal[True] | None = None
+    add_generation_prompt: Literal[True] | None = None
 
 
 def as_sent(body: _Body) -> dict[str, Any]:

@@ -66,16 +66,23 @@ class TaskJob:
             answerer: makes what answers with a cache, if it is needed.
         """
         self.prepare(model, setting, sampling)
-        made_with = {cache: self._made_with(cache, model) for cache in caches}
-        begun = {cache: _is_begun(self._folder(cache), own) for cache, own in made_with.items()}
+        for cache, own in self.to_begin(model, caches).items():
+            _begin(self._folder(cache), own)
         for cache in caches:
-            if not begun[cache]:
-                _begin(self._folder(cache), made_with[cache])
             tally = self.answer(cache, functools.partial(answerer, cache))
             if tally is not None:
                 note(f"{cache}: {tally.written:,} tokens written, {tally.rate:,.1f} tokens/s")
             self.score(cache)
         return self.report(caches, model)
+
+    def to_begin(self, model: Model, caches: Sequence[str]) -> dict[str, dict[str, str | None]]:
+        """Caches without answers, and what theirs are made with; refuses others made otherwise."""
+        made_with = {cache: self._made_with(cache, model) for cache in caches}
+        return {
+            cache: own
+            for cache, own in made_with.items()
+            if not (_has_answers(self._folder(cache)) and _is_begun(self._folder(cache), own))
+        }
 
     def prepare(self, model: Model, setting: Setting, sampling: Sampling) -> None:
         """Writes the problems that are not there yet; refuses a folder of another job."""
@@ -159,6 +166,11 @@ class TaskJob:
 
     def _scores(self, cache: str, task: str) -> Path:
         return self.out / "scores" / cache / f"{task}.jsonl"
+
+
+def _has_answers(folder: Path) -> bool:
+    """Whether a folder holds any; a run that could not even load its model leaves empty files."""
+    return any(place.stat().st_size for place in folder.glob("*.jsonl"))
 
 
 def _is_begun(folder: Path, own: Mapping[str, Any]) -> bool:

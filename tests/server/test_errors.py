@@ -138,6 +138,7 @@ def test_fields_that_change_nothing_are_let_through(served):
     nothing = {"user": "me", "metadata": {"a": "b"}, "store": True, "frequency_penalty": 0}
     nothing |= {"prompt_cache_retention": "24h", "tools": None}
     nothing |= {"stream": True, "stream_options": {"include_obfuscation": False}}
+    nothing["stream_options"] |= {"include_usage": True, "continuous_usage_stats": True}
     messages = [{"role": "user", "name": "Ada", "content": "Hello"}]
     response = served.http.post(CHAT, json={**HELLO, **nothing, "messages": messages})
     assert response.status_code == 200
@@ -145,6 +146,10 @@ def test_fields_that_change_nothing_are_let_through(served):
 
 
 def test_what_is_counted_has_no_other_fields(served):
+    same = [{}, {"add_special_tokens": True}, {"add_generation_prompt": True}]
+    counts = [served.http.post("/tokenize", json={"prompt": "a", **each}).json() for each in same]
+    assert counts[0] == counts[1] == counts[2]
+    assert served.http.post("/tokenize", json={"prompt": "a", "add_special_tokens": False}).is_error
     error = error_of(served.http.post("/tokenize", json={"prompt": "a", "add": 1}), 400)
     assert error["message"] == "add=1: jkvq does not have this; leave it out"
 

@@ -6,6 +6,7 @@ import multiprocessing
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import jax
 import numpy as np
@@ -157,6 +158,14 @@ def test_answers_made_otherwise_are_refused(tmp_path, tiny):
             run(tmp_path, llm, limit=2, **{**same, **changes})
     run(tmp_path, tiny, limit=2, **same)
     assert files(tmp_path) == before
+
+
+def test_a_run_that_could_not_begin_holds_nobody_up(tmp_path, tiny, monkeypatch):
+    """It has noted how its answers were to be made, and has made none."""
+    with monkeypatch.context() as patch, pytest.raises(MemoryError):
+        patch.setattr("jkvq.tasks.job.run_jobs", Mock(side_effect=MemoryError))
+        run(tmp_path, tiny, limit=2, implementation="pallas")
+    assert run(tmp_path, tiny, limit=2, implementation="reference")
 
 
 def test_requests_that_failed_are_named_left_out_and_tried_again(tmp_path, tiny, capsys):

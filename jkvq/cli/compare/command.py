@@ -92,6 +92,8 @@ def compare(
     stages = Stages(out, plain, names, known, implementation)
     read = first_tokens(plain.tokenizer, content, scored[-1])
     workload = Workload(requests=requests)
+    job = TaskJob(out / "tasks", chosen, known.get, implementation)
+    job.to_begin(plain, names)  # refuses answers made otherwise, before anything is measured
     figures = (  # before tasks, which take longest: these refuse a folder of other settings
         stages.memory(),
         stages.perplexity(read, scored, text.name),
@@ -101,7 +103,6 @@ def compare(
     answered = None
     if chosen:
         setting = Setting(plain.tokenizer, plain.config.context, data, numbers, limit, seed=0)
-        job = TaskJob(out / "tasks", chosen, known.get, implementation)
         greedy = Sampling(1, 0.0, None, seed=0)
         with on_ctrl_c(functools.partial(how_to_go_on, out)):
             answered = job.run(

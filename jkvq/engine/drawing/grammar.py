@@ -14,6 +14,7 @@ from jkvq.support.errors import UserError
 
 # One space behind commas and colons, and no other: free space is where small models never end.
 JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+_FOLLOWED = 256  # tokens at most: nothing else runs in this process meanwhile
 _KEPT = 64  # grammars that need not be compiled again
 
 
@@ -71,9 +72,11 @@ def _compiled(tokenizer: Tokenizer, vocab: int, grammar: str) -> Any:
 
 def _follow(text: Any) -> None:
     """Goes on until there is a choice; where a rule needs itself first this ends in an error."""
+    left = _FOLLOWED
     text.compute_bitmask()
-    while not text.is_error() and (forced := text.compute_ff_tokens()):
+    while left and not text.is_error() and (forced := text.compute_ff_tokens()[:left]):
         text.consume_tokens(forced)
+        left -= len(forced)
         text.compute_bitmask()
 
 

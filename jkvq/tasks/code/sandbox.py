@@ -221,7 +221,7 @@ def _guard() -> None:
             if not is_open and (flags & _WRITING or not real(decoded(path)).startswith(readable)):
                 refuse()
         elif event == "import" and details[0] in _CLOSED:
-            raise ImportError("the sandbox does not have this module")
+            raise ModuleNotFoundError("the sandbox does not have this module")
         elif event.partition(".")[0] in _REFUSED and event not in _HARMLESS:
             refuse()
 
