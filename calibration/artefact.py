@@ -96,6 +96,20 @@ def default_folder(model: str | Path, method: str) -> Path:
     return cache_folder() / "calibrations" / name / method
 
 
+def folder_beside(folder: Path, weights: str) -> Path:
+    """Where the calibration of these weights is kept if ``folder`` has that of others."""
+    return folder.with_name(f"{folder.name}-{weights[:12]}")
+
+
+def read_weights(folder: Path) -> str | None:
+    """The weights that an artefact was made for; None if it is not whole."""
+    try:
+        with reading(folder):
+            return read_manifest(folder).weights
+    except UserError:
+        return None
+
+
 def find_artefact(model: str | Path, spec: CacheSpec) -> Path | None:
     """The folder of the calibration that serves a spec best; None if there is none.
 

@@ -10,13 +10,20 @@ from jkvq.cache.fold import fold_values
 from jkvq.cache.shape import CacheShape
 from jkvq.cache.specs.spec import CacheSpec
 from jkvq.cache.specs.spec_text import as_spec, spec_text
-from jkvq.calibration.artefact import find_artefact, load_artefact
+from jkvq.calibration.artefact import (
+    default_folder,
+    find_artefact,
+    folder_beside,
+    load_artefact,
+    read_weights,
+)
 from jkvq.models.config import ModelConfig
 from jkvq.models.decoder import Params
 from jkvq.models.model import Model
 from jkvq.models.tokenizer import Tokenizer
 from jkvq.pallas_kernels.types import Implementation
 from jkvq.support.arguments import INT32, refusal, whole
+from jkvq.support.atomic import is_vacant
 from jkvq.support.errors import UserError
 
 
@@ -73,7 +80,7 @@ def with_cache(
     pool_tokens = checked_pool(pool_tokens)
     spec = as_spec(cache)
     _require_fit(spec, model.config)  # before it asks for a calibration
-    calibration = find_calibration(model.name, spec, calibration)
+    calibration = find_calibration(model.name, spec, calibration, model)
     chosen = choose_implementation(implementation, model.config, spec)
     basis = checked_basis(model.config, spec, calibration)
     require_same_weights(calibration, model)
@@ -82,15 +89,24 @@ def with_cache(
 
 
 def find_calibration(
-    model: str | Path, spec: CacheSpec, given: Calibration | str | Path | None
+    model: str | Path,
+    spec: CacheSpec,
+    given: Calibration | str | Path | None,
+    loaded: Model | None = None,
 ) -> Calibration | None:
-    """What a spec needs: as given, from a folder, or kept for the model; None if it needs none."""
+    """What a spec needs: as given, from a folder, or kept for the model; None if it needs none.
+
+    loaded: the model, where it is; what is kept beside for its weights serves it too.
+    """
     if given is not None:
         require_use(spec)
         return read_calibration(given)
     if not methods_for(spec):
         return None
     folder = find_artefact(model, spec)
+    if loaded is not None and (folder is None or read_weights(folder) != loaded.fingerprint):
+        own = folder_beside(default_folder(model, methods_for(spec)[0]), loaded.fingerprint)
+        folder = folder if is_vacant(own) else own
     if folder is None:
         raise missing_calibration(model, spec)
     return load_artefact(folder).calibration

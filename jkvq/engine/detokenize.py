@@ -75,8 +75,10 @@ class TextStream:
         if (end := last - _LONGEST + 1) > self._decoded:  # no character is as long as all of this
             after = self._tokenizer.decode(self._tokens[self._context : end])
             if len(after) > len(before):
-                self._append(after[len(before) :])
-                self._context, self._decoded = self._decoded, end
+                # Tokens may end within characters one after the other: those are not broken.
+                if self._tokenizer.decode(self._tokens[self._context :]).startswith(after):
+                    self._append(after[len(before) :])
+                    self._context, self._decoded = self._decoded, end
             else:  # special tokens: nothing of them is ever seen
                 del self._tokens[self._decoded : end]
 

@@ -182,7 +182,7 @@ def reconstruction(
         BASELINES[cache].check(model.config.head_dim)
         return BASELINES[cache]
     spec = parse_spec(cache)
-    found = find_calibration(model.name, spec, calibration)
+    found = find_calibration(model.name, spec, calibration, model)
     return TokenWise(spec, checked_basis(model.config, spec, found))
 
 

@@ -6,7 +6,13 @@ from typing import NamedTuple
 from jkvq.cache.calibrated import methods_for
 from jkvq.cache.specs.spec import CacheSpec
 from jkvq.cache.specs.spec_text import spec_text
-from jkvq.calibration.artefact import Artefact, default_folder, find_artefact, load_artefact
+from jkvq.calibration.artefact import (
+    Artefact,
+    default_folder,
+    find_artefact,
+    folder_beside,
+    load_artefact,
+)
 from jkvq.loading.calibrate import calibrate_on_first_use, calibrates_on_first_use
 from jkvq.models.model import Model
 from jkvq.support.atomic import is_vacant, reading
@@ -39,7 +45,7 @@ def kept_calibration(model: Model, spec: CacheSpec) -> KeptCalibration:
     What is damaged or of an older format counts as absent, if it can be made on first use.
     """
     folder = default_folder(model.name, methods_for(spec)[0])
-    beside = folder.with_name(f"{folder.name}-{model.fingerprint[:12]}")
+    beside = folder_beside(folder, model.fingerprint)
     reason = f"First use of {spec_text(spec)} with {model.name}"
     for place in (find_artefact(model.name, spec), beside):
         if place is None or not _holds_something(place):

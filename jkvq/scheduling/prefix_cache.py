@@ -30,8 +30,9 @@ class Entry:
 class PrefixCache:
     """Owns pages of all pools for chunks that nobody may be reading now."""
 
-    def __init__(self, packed: PagePool, windows: Sequence[PagePool]):
-        self._packed, self._windows = packed, windows
+    def __init__(self, packed: PagePool, windows: Sequence[PagePool], *, grows: bool = False):
+        """``grows``: who goes on from a chunk's end still writes codes into the chunk's pages."""
+        self._packed, self._windows, self._grows = packed, windows, grows
         self._entries: OrderedDict[bytes, Entry] = OrderedDict()  # the oldest first
         self._tails: OrderedDict[bytes, Entry] = OrderedDict()
         # One for each page is plenty; some have none, if windows have all of their tokens.
@@ -70,6 +71,8 @@ class PrefixCache:
             return  # evicted meanwhile: nobody would find this one
         held, above = set(), parent
         while above is not None:
+            if self._grows and any(packed[number] != page for number, page in above.packed.items()):
+                return  # the codes that this one's readers need are in the sequence's own pages
             held.update(above.packed)
             above = above.parent
         own = {number: page for number, page in packed.items() if number not in held}
@@ -91,6 +94,12 @@ class PrefixCache:
         behind it, in the sequence's pages, keep from being let go of.
         """
         own = {number: packed[number] for number in entry.packed}
+        if own == entry.packed:
+            return
+        if self._grows:  # those behind it have their codes in the others
+            for each in list(self._entries.values()):
+                if _is_behind(each, entry):
+                    self._evict(each)
         self._packed.hold(own.values())
         self._packed.drop(entry.packed.values())
         entry.packed = own
@@ -137,3 +146,10 @@ class PrefixCache:
                 pool.drop(pages.values())
             entry.tail = None
             del self._tails[entry.name]
+
+
+def _is_behind(entry: Entry, other: Entry) -> bool:
+    above = entry.parent
+    while above is not None and above is not other:
+        above = above.parent
+    return above is other

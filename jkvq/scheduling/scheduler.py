@@ -103,7 +103,11 @@ class Scheduler:
         # The pages of each slot's sequence, by their numbers in it: of one pool and the others
         self.tables = np.full((3, limits.slots, limits.columns), PADDING_PAGE, np.int32)
         self._windows = self._make_windows(window)
-        self.prefix = PrefixCache(self.packed, [each.pool for each in self._windows])
+        self.prefix = PrefixCache(
+            self.packed,
+            [each.pool for each in self._windows],
+            grows=spec.windowed and bool(spec.exact_layers),
+        )
         # A page that a chunk leaves half filled is not shared: whoever goes on writes into it.
         self._keeps = prefix_cache and limits.chunks[-1] % spec.page == 0
         self.waiting: list[Sequence] = []  # the oldest first

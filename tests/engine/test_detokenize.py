@@ -3,8 +3,12 @@ import itertools
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 from jkvq.engine.detokenize import TextStream
+from jkvq.models.tokenizer import Tokenizer
 from tests.tiny import EOS, byte_tokenizer
 
 TOKENIZER = byte_tokenizer()
@@ -133,3 +137,22 @@ def test_a_stop_string_is_found_before_what_is_no_text():
     stream, tokens = TextStream(TOKENIZER, ["STOP"]), TOKENIZER.encode("xSTOP")
     assert stream.add([*tokens, *[NO_TEXT[-1]] * 5]) == len(tokens)
     assert stream.stopped and stream.take() == "x"
+
+
+@pytest.mark.parametrize("size", [1, 2, 8])
+def test_tokens_may_end_within_characters_one_after_the_other(size):
+    """One token is the last byte of a character and the first of the next, as Qwen's has some."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    names = [*alphabet, "\xa4\xed"]
+    backend = Backend(models.BPE({name: n for n, name in enumerate(names)}, [("\xa4", "\xed")]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    tokenizer = Tokenizer(PreTrainedTokenizerFast(tokenizer_object=backend), frozenset())
+    text = "\ud5e4" * 9  # ed 97 a4
+    tokens = tokenizer.encode(text)
+    assert len(tokens) == 19
+    stream, pieces = TextStream(tokenizer), []
+    for start in range(0, len(tokens), size):
+        stream.add(tokens[start : start + size])
+        pieces.append(stream.take())
+    assert "".join([*pieces, stream.finish()]) == text

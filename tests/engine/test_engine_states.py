@@ -172,6 +172,18 @@ def test_a_prompt_that_is_stored_once_more_leaves_no_second_copy():
     assert handle.done and engine.stats.preemptions == 0
 
 
+@pytest.mark.parametrize("lengths", [(60, 17, 60), (17, 60, 60)])
+def test_codes_that_others_have_yet_to_write_are_not_read_from_a_second_copy(lengths):
+    """Behind windows and with exact layers, pages of a chunk are filled by who goes on from it."""
+    cache = "int4,page=8,sink=8,recent=8,exact_layers=0"
+    engine = fake_engine(cache, slots=1, pages=40, tails=6, ahead=0)
+    for length, scored in zip(lengths, (False, True, False), strict=True):
+        prompt = PREFIXES[0][:length]
+        options = Options(max_new_tokens=1, seed=0, prompt_logprobs=scored)
+        result = engine.submit_tokens(prompt, options).result()
+        assert result.tokens == expected_text(prompt, 1)
+
+
 def test_stored_prompts_are_no_more_than_pages():
     engine = fake_engine("int4,page=8,sink=8,recent=16", slots=1, pages=16, tails=2, ahead=0)
     one = Options(max_new_tokens=1, seed=0)

@@ -208,6 +208,7 @@ def test_a_load_in_another_dtype_replaces_no_calibration(model, used, request):
     request.getfixturevalue("nothing_runs")
     for dtype in ("float16", "float32"):
         quietly(model, dtype=dtype, check=False)
+        jkvq.with_cache(jkvq.load_model(model, dtype=dtype), "jkvq-int4")
 
 
 def _without_manifest(folder: Path) -> None:
