@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from jkvq.cli.shared import AsJson, print_json, print_table
+from jkvq.cli.shared import DTYPE_HELP, AsJson, print_json, print_table
 from jkvq.defaults import DEFAULT_CACHES, DEFAULT_MODEL
 from jkvq.support.errors import UserError
 
@@ -45,10 +45,7 @@ def inspect(
     ] = None,
     dtype: Annotated[
         str | None,
-        typer.Option(
-            help="What the model computes in: float32, bfloat16 or float16.",
-            show_default="bfloat16 with --memory, else the fastest here",
-        ),
+        typer.Option(help=DTYPE_HELP, show_default="bfloat16 with --memory, else the fastest here"),
     ] = None,
     as_json: AsJson = False,
 ):

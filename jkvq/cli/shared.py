@@ -43,10 +43,11 @@ Check = Annotated[
         help="On a cache's first use with a model, measure whether it breaks the model.",
     ),
 ]
+DTYPE_HELP = "What the model computes in: float32, bfloat16 or float16."
 Dtype = Annotated[
     str | None,
     typer.Option(
-        help="What the model computes in: float32, bfloat16 or float16.",
+        help=DTYPE_HELP,
         show_default="the fastest here",
     ),
 ]

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from jkvq.models.tokenizer import Tokenizer
 
-_UNFINISHED = "\ufffd"  # what the bytes of half a character decode to
-_LONGEST = 4  # tokens of a character, of one byte each
+UNFINISHED = "\ufffd"  # what the bytes of half a character decode to
+LONGEST = 4  # tokens of a character, of one byte each
 
 
 class TextStream:
@@ -66,13 +66,13 @@ class TextStream:
             return
         before = self._tokenizer.decode(self._tokens[self._context : self._decoded])
         last = len(self._tokens)
-        for end in range(last, max(self._decoded, last - _LONGEST), -1):
+        for end in range(last, max(self._decoded, last - LONGEST), -1):
             after = self._tokenizer.decode(self._tokens[self._context : end])
-            if len(after) > len(before) and not after.endswith(_UNFINISHED):
+            if len(after) > len(before) and not after.endswith(UNFINISHED):
                 self._append(after[len(before) :])
                 self._context, self._decoded = self._decoded, end
                 return
-        if (end := last - _LONGEST + 1) > self._decoded:  # no character is as long as all of this
+        if (end := last - LONGEST + 1) > self._decoded:  # no character is as long as all of this
             after = self._tokenizer.decode(self._tokens[self._context : end])
             if len(after) > len(before):
                 # Tokens may end within characters one after the other: those are not broken.

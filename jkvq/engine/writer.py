@@ -207,9 +207,8 @@ class Writer:
 
     def _end(self) -> None:
         self._new.append(self._stream.finish())
-        if (
-            self._stream.stopped and self._reason == "length"
-        ):  # by what a character might have begun
+        # A stop string may stand in what looked like half a character until now.
+        if self._stream.stopped and self._reason == "length":
             self._reason = "stop"
         self._stop()
 

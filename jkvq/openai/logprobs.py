@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from jkvq.engine.detokenize import LONGEST, UNFINISHED
 from jkvq.engine.writer import Scores, Tops
 from jkvq.models.tokenizer import Tokenizer
 from jkvq.openai.body import Form
 
-_UNFINISHED = "\ufffd"  # what the bytes of half a character decode to
-_LONGEST = 4  # tokens of a character, of one byte each
 _WINDOW = 16  # tokens that are decoded together, at most
 
 
@@ -99,10 +98,10 @@ class _Offsets:
         self._text = self._tokenizer.decode(self._latest)
         # What it completes looked like another character, and a further part of that like nothing.
         same = _alike(before, self._text)
-        offset = self._start + same - (self._text == before and before.endswith(_UNFINISHED))
+        offset = self._start + same - (self._text == before and before.endswith(UNFINISHED))
         if len(self._latest) > _WINDOW:
             end = self._start + len(self._text)
-            self._latest = self._latest[-_LONGEST:]
+            self._latest = self._latest[-LONGEST:]
             self._text = self._tokenizer.decode(self._latest)
             self._start = end - len(self._text)
         return offset
@@ -131,5 +130,5 @@ _names = functools.lru_cache(2)(_Names)
 
 def _entry(name: str, logprob: float | None) -> dict[str, Any]:
     # Which bytes half a character has is the tokenizer's secret.
-    whole = None if _UNFINISHED in name else list(name.encode())
+    whole = None if UNFINISHED in name else list(name.encode())
     return {"token": name, "logprob": logprob, "bytes": whole}

@@ -42,7 +42,8 @@ class Score:
 def score_answers(task: Task, problems: Path, answers: Path, place: Path) -> None:
     """Scores a file of answers; what there is of the same answers is kept."""
     kept = list(read_scores(place)) if place.exists() else []
-    by_line = {found["line"]: found for found in map(json.loads, answers.open(encoding="utf-8"))}
+    with answers.open(encoding="utf-8") as lines:
+        by_line = {found["line"]: found for found in map(json.loads, lines)}
 
     def scored(number: int, problem: Problem) -> Score:
         found = by_line[number]
