@@ -101,21 +101,22 @@ def folder_beside(folder: Path, weights: str) -> Path:
     return folder.with_name(f"{folder.name}-{weights[:12]}")
 
 
-def read_weights(folder: Path) -> str | None:
-    """The weights that an artefact was made for; None if it is not whole."""
-    try:
-        with reading(folder):
-            return read_manifest(folder).weights
-    except UserError:
-        return None
-
-
-def find_artefact(model: str | Path, spec: CacheSpec) -> Path | None:
+def find_artefact(model: str | Path, spec: CacheSpec, weights: str | None = None) -> Path | None:
     """The folder of the calibration that serves a spec best; None if there is none.
 
-    One that is kept for the model comes before one that ships with this package. Whether it is
-    whole, of this version's format and of the model's weights shows when it is read.
+    One that is kept for the model comes before one that ships with this package. Where that is not
+    of these ``weights``, one that is kept beside for them does. Whether it is whole, of this
+    version's format and of the model's weights shows when it is read.
     """
+    usual = _usual_artefact(model, spec)
+    if weights is None or (usual is not None and _weights(usual) == weights):
+        return usual
+    own = folder_beside(default_folder(model, methods_for(spec)[0]), weights)
+    with reading(own):
+        return usual if is_vacant(own) else own
+
+
+def _usual_artefact(model: str | Path, spec: CacheSpec) -> Path | None:
     for method in methods_for(spec):
         folder, shipped = default_folder(model, method), _SHIPPED / str(model).lower() / method
         with reading(folder):
@@ -124,6 +125,15 @@ def find_artefact(model: str | Path, spec: CacheSpec) -> Path | None:
         if str(model).lower() in CATALOG and shipped.is_dir():
             return shipped
     return None
+
+
+def _weights(folder: Path) -> str | None:
+    """The weights that an artefact was made for; None if it is not whole."""
+    try:
+        with reading(folder):
+            return read_manifest(folder).weights
+    except UserError:
+        return None
 
 
 def save_artefact(artefact: Artefact, folder: Path, *, replace: bool = False) -> None:

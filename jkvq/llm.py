@@ -10,20 +10,13 @@ from jkvq.cache.fold import fold_values
 from jkvq.cache.shape import CacheShape
 from jkvq.cache.specs.spec import CacheSpec
 from jkvq.cache.specs.spec_text import as_spec, spec_text
-from jkvq.calibration.artefact import (
-    default_folder,
-    find_artefact,
-    folder_beside,
-    load_artefact,
-    read_weights,
-)
+from jkvq.calibration.artefact import find_artefact, load_artefact
 from jkvq.models.config import ModelConfig
 from jkvq.models.decoder import Params
 from jkvq.models.model import Model
 from jkvq.models.tokenizer import Tokenizer
 from jkvq.pallas_kernels.types import Implementation
 from jkvq.support.arguments import INT32, refusal, whole
-from jkvq.support.atomic import is_vacant
 from jkvq.support.errors import UserError
 
 
@@ -103,10 +96,7 @@ def find_calibration(
         return read_calibration(given)
     if not methods_for(spec):
         return None
-    folder = find_artefact(model, spec)
-    if loaded is not None and (folder is None or read_weights(folder) != loaded.fingerprint):
-        own = folder_beside(default_folder(model, methods_for(spec)[0]), loaded.fingerprint)
-        folder = folder if is_vacant(own) else own
+    folder = find_artefact(model, spec, None if loaded is None else loaded.fingerprint)
     if folder is None:
         raise missing_calibration(model, spec)
     return load_artefact(folder).calibration

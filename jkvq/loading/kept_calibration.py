@@ -15,7 +15,6 @@ from jkvq.calibration.artefact import (
 )
 from jkvq.loading.calibrate import calibrate_on_first_use, calibrates_on_first_use
 from jkvq.models.model import Model
-from jkvq.support.atomic import is_vacant, reading
 from jkvq.support.errors import UserError
 
 FIRST_USE_TOKENS = 2048  # seconds instead of a minute; docs/calibration.md has what it costs
@@ -44,26 +43,19 @@ def kept_calibration(model: Model, spec: CacheSpec) -> KeptCalibration:
 
     What is damaged or of an older format counts as absent, if it can be made on first use.
     """
-    folder = default_folder(model.name, methods_for(spec)[0])
-    beside = folder_beside(folder, model.fingerprint)
-    reason = f"First use of {spec_text(spec)} with {model.name}"
-    for place in (find_artefact(model.name, spec), beside):
-        if place is None or not _holds_something(place):
-            continue
-        try:
-            found = load_artefact(place)
-        except UserError as error:
-            if not calibrates_on_first_use(spec):
-                raise
-            reason = str(error).rpartition(";")[0]
-            continue
-        if found.manifest.weights == model.fingerprint:
-            return KeptCalibration(found, folder, "")
-        folder = beside
-        reason = f"{model.name} has other weights than when it was calibrated"
-    return KeptCalibration(None, folder, reason)
-
-
-def _holds_something(folder: Path) -> bool:
-    with reading(folder):
-        return not is_vacant(folder)
+    usual = default_folder(model.name, methods_for(spec)[0])
+    beside = folder_beside(usual, model.fingerprint)
+    place = find_artefact(model.name, spec, model.fingerprint)
+    folder = beside if place == beside else usual
+    if place is None:
+        return KeptCalibration(None, folder, f"First use of {spec_text(spec)} with {model.name}")
+    try:
+        found = load_artefact(place)
+    except UserError as error:
+        if not calibrates_on_first_use(spec):
+            raise
+        return KeptCalibration(None, folder, str(error).rpartition(";")[0])
+    if found.manifest.weights == model.fingerprint:
+        return KeptCalibration(found, folder, "")
+    reason = f"{model.name} has other weights than when it was calibrated"
+    return KeptCalibration(None, beside, reason)
