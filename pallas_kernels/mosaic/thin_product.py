@@ -117,7 +117,9 @@ def _launch(
                 multiply,
                 grid=(steps,),
                 in_specs=[
-                    spec((_ROWS, cut.step), lambda step: (0, part * steps + step)),
+                    # JAX 0.12 refuses a plain 0 where x has fewer rows than are copied: the rest
+                    # comes as zeros.
+                    spec((_ROWS, cut.step), lambda step: (own * 0, part * steps + step)),
                     *(of_weight(number) for number in range(len(first))),
                 ],
                 max_concurrent_steps=cut.stages,
