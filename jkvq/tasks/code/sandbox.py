@@ -38,7 +38,12 @@ _HARMLESS = frozenset(
     {"os.listdir", "os.scandir", "os.walk", "os.fwalk", "os.putenv", "os.unsetenv"}
 )
 # Modules that reach past the guards; they fail as where they are not installed.
-_CLOSED = frozenset({"ctypes", "_ctypes", "_posixshmem", "_posixsubprocess"})
+_CLOSED = frozenset(
+    {
+        *("ctypes", "_ctypes", "_posixshmem", "_posixsubprocess"),
+        *("_interpreters", "_xxsubinterpreters"),  # where a guard refuses one, Python 3.12 crashes
+    }
+)
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
