@@ -62,7 +62,6 @@ class PrefixCache:
         name = names[-1]
         known = self._entries.get(name)
         if known is not None:
-            self._move(known, packed)
             if known.tail is None:
                 self._keep_tail(known, tail)
             return
@@ -77,7 +76,7 @@ class PrefixCache:
             above = above.parent
         own = {number: page for number, page in packed.items() if number not in held}
         entry = Entry(name, parent, own, None)
-        self._packed.hold(own.values())
+        self._packed.keep(own.values())
         self._entries[name] = entry
         if parent is not None:
             parent.children += 1
@@ -87,23 +86,6 @@ class PrefixCache:
         while len(self._entries) > self._most:
             self._evict(next(iter(self._entries.values())))
 
-    def _move(self, entry: Entry, packed: Mapping[int, int]) -> None:
-        """Has a chunk in these of a sequence's pages, if that has stored it once more.
-
-        Whoever reads the others holds them. Kept here they would be a second copy that those
-        behind it, in the sequence's pages, keep from being let go of.
-        """
-        own = {number: packed[number] for number in entry.packed}
-        if own == entry.packed:
-            return
-        if self._grows:  # those behind it have their codes in the others
-            for each in list(self._entries.values()):
-                if _is_behind(each, entry):
-                    self._evict(each)
-        self._packed.hold(own.values())
-        self._packed.drop(entry.packed.values())
-        entry.packed = own
-
     def _keep_tail(self, entry: Entry, tail: Tail) -> None:
         entry.tail = tail
         for pool, pages in zip(self._windows, tail, strict=True):
@@ -111,16 +93,24 @@ class PrefixCache:
         self._tails[entry.name] = entry
 
     def make_room(self, pages: int) -> bool:
-        """Lets go of chunks until so many packed pages are free, if that is possible."""
+        """Lets go of chunks until so many packed pages are free; of none if that is not enough."""
         if self._packed.free >= pages:  # as nearly always, and there may be many chunks
             return True
-        for entry in list(self._entries.values()):
-            if self._packed.free >= pages:
-                break
-            in_use = all(self._packed.owners(page) > 1 for page in entry.packed.values())
-            if not entry.children and not (in_use and entry.packed):
-                self._evict(entry)
+        if self._packed.free + self._packed.idle < pages:
+            return False
+        # A chunk that others read goes only where it keeps one before it, which is read from
+        # another copy, from being let go of.
+        for in_use in (False, True):
+            for entry in list(self._entries.values()):
+                if self._packed.free >= pages:
+                    return True
+                if not entry.children and (in_use or not self._is_in_use(entry)):
+                    self._evict(entry)
         return self._packed.free >= pages
+
+    def _is_in_use(self, entry: Entry) -> bool:
+        pages = entry.packed.values()
+        return bool(pages) and all(self._packed.owners(page) > 1 for page in pages)
 
     def make_window_room(self, pool: PagePool) -> None:
         """Lets go of tails until a page of a window's pool is free, if that is possible."""
@@ -134,7 +124,7 @@ class PrefixCache:
 
     def _evict(self, entry: Entry) -> None:
         self._drop_tail(entry)
-        self._packed.drop(entry.packed.values())
+        self._packed.let_go(entry.packed.values())
         del self._entries[entry.name]
         if entry.parent is not None:
             entry.parent.children -= 1
@@ -146,10 +136,3 @@ class PrefixCache:
                 pool.drop(pages.values())
             entry.tail = None
             del self._tails[entry.name]
-
-
-def _is_behind(entry: Entry, other: Entry) -> bool:
-    above = entry.parent
-    while above is not None and above is not other:
-        above = above.parent
-    return above is other

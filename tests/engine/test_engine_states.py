@@ -129,6 +129,9 @@ class Requests(RuleBasedStateMachine):
                 page: owners[page] for page in range(pool.pages)
             }
             assert pool.free + len(owners) == pool.pages - 1
+        idle = Counter(page for pages in kept[scheduler.packed] for page in pages)
+        assert set(idle.values()) <= {1}
+        assert scheduler.packed.idle == sum(scheduler.packed.owners(page) == 1 for page in idle)
 
     def teardown(self):
         if not hasattr(self, "engine"):
@@ -170,6 +173,18 @@ def test_a_prompt_that_is_stored_once_more_leaves_no_second_copy():
     for _ in range(100):
         engine.step()
     assert handle.done and engine.stats.preemptions == 0
+
+
+def test_copies_of_a_prompt_that_runs_do_not_keep_each_other():
+    """Two scored prompts that begin alike store it twice; the pool is too small for both."""
+    engine = fake_engine("int4,page=8", slots=2, pages=16, tails=1, ahead=1, window=5)
+    one, other = [57, 87, 216], [52, 7, 126, 185, 37, 200, 114, 255]
+    for shared, own, budget in ((50, one, 45), (43, other, 20)):
+        scored = Options(max_new_tokens=budget, seed=0, prompt_logprobs=True)
+        engine.submit_tokens(PREFIXES[0][:shared] + own, scored)
+    for _ in range(100):
+        engine.step()
+    assert not engine._handles and engine.stats.preemptions <= 5
 
 
 @pytest.mark.parametrize("lengths", [(60, 17, 60), (17, 60, 60)])

@@ -87,3 +87,26 @@ def test_prompts_of_a_tick(lengths, expected):
 
 def test_a_chunk_that_is_longer_than_a_tick_runs_alone():
     assert _taken([200, 200], tick_tokens=128) == [[200]]
+
+
+def test_stored_prompts_stay_while_letting_go_of_them_would_not_be_enough():
+    limits = Limits(2, 1 + 8, PLENTY, 16, (32,), rows=2, tick_tokens=4096)
+    scheduler = Scheduler(parse_spec("int4,page=32"), limits)
+    stored, runs, waits = (
+        Sequence(number, [number] * tokens, 64, scored=False)
+        for number, tokens in enumerate((65, 97, 129))
+    )
+    scheduler.submit(stored)
+    scheduler.plan(1)
+    scheduler.end(stored)
+    assert (scheduler.packed.used, scheduler.packed.idle) == (2, 2)
+    scheduler.submit(runs)
+    scheduler.plan(1)
+    scheduler.submit(waits)
+    assert scheduler.plan(1).groups == []  # of 8 pages 4 run and 2 are stored; it wants 5
+    assert scheduler.packed.idle == 2 and scheduler.prefix.evicted == 0
+    scheduler.end(runs)
+    ((chunk,), *_) = scheduler.plan(1).groups
+    assert chunk.sequence is waits
+    assert scheduler.prefix.evicted == 2  # the oldest, as 5 of 8 pages were stored
+    assert scheduler.packed.free == 0
